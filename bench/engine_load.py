@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
+from services.text.engine import sequence
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import EngineOptions, Stepped
-from services.text.engine.request_loop import Arrival, BatchLimits, Inbox
+from services.text.engine.request_loop import BatchLimits, Inbox
 from services.text.engine.runtime import Runtime
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import Refused
@@ -130,7 +131,7 @@ class _Run:
         tokens = [self._random.randrange(_ORDINARY, self._vocabulary) for _ in range(self._load.prompt_tokens)]
         params = SamplingParams(temperature=0, max_tokens=self._load.output_tokens, ignore_eos=True)
         self._times[self._asked] = [time.perf_counter()]
-        self._inbox.put(Arrival(self._asked, f"client {self._asked}", tokens, params))
+        self._inbox.put(sequence.Sequence(self._asked, f"client {self._asked}", tokens, params))
 
     def _take(self, message: object) -> None:
         if isinstance(message, Refused):

@@ -101,8 +101,8 @@ def markdown(entries: Sequence[Entry], plan: Plan, differences: dict[int, int]) 
     ]
     for clients in sorted({entry.clients for entry in entries}):
         lines += _rows(entries, clients)
-    told = ", ".join(f"{most} with {clients}" for clients, most in sorted(differences.items()))
-    lines += ["", f"The greatest difference of a channel from the loop's pictures, of 255: {told} clients."]
+    found = ", ".join(f"{most} with {clients}" for clients, most in sorted(differences.items()))
+    lines += ["", f"The greatest difference of a channel from the loop's pictures, of 255: {found} clients."]
     return "\n".join(lines) + "\n"
 
 

@@ -209,12 +209,12 @@ def needed(model: str, case: Case, settings: Settings) -> MemoryEstimate:
     if runtime.name != case.runtime:
         raise ValueError(f"{model} runs on {runtime.name}, and not on {case.runtime}")
     if facts.modality == "text":
-        manager = TextManager(settings.text, "cpu")
-        return text_estimate.TextMemoryEstimate(settings.text, "cpu", manager.options)(descriptor, runtime)
+        manager = TextManager(settings.text)
+        return text_estimate.TextMemoryEstimate(settings.text, manager.options)(descriptor, runtime)
     if facts.modality == "audio":
-        whisper = AudioManager(settings.audio, "cpu")
-        return audio_estimate.AudioMemoryEstimate(settings.audio, "cpu", whisper.options)(descriptor, runtime)
-    return image_estimate.ImageMemoryEstimate(ImageManager(settings.image, "cpu").options)(descriptor, runtime)
+        whisper = AudioManager(settings.audio)
+        return audio_estimate.AudioMemoryEstimate(settings.audio, whisper.options)(descriptor, runtime)
+    return image_estimate.ImageMemoryEstimate(ImageManager(settings.image).options)(descriptor, runtime)
 
 
 def _used(model: str, case: Case, serving: Serving) -> int:

@@ -22,12 +22,12 @@ _DEVIATION = 0.02
 _BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's alphabet keeps
 
 
-def config(tiny: bool) -> GptOssConfig:
-    """Returns the published 20B shape, or a tiny one that takes seconds on a CPU."""
+def config(tiny: bool, layers: int = 0) -> GptOssConfig:
+    """Returns the published 20B shape, or a tiny one that takes seconds on a CPU; `layers`: other than it has."""
     if not tiny:
-        return GptOssConfig(num_hidden_layers=24, num_local_experts=32)
+        return GptOssConfig(num_hidden_layers=layers or 24, num_local_experts=32)
     return GptOssConfig(
-        num_hidden_layers=2,
+        num_hidden_layers=layers or 2,
         num_local_experts=4,
         num_experts_per_tok=2,
         vocab_size=1024,
@@ -68,7 +68,7 @@ def write(shape: GptOssConfig, folder: Path, device: str) -> None:
     }
     _write_json(folder / "config.json", described)
     _write_json(folder / "generation_config.json", {"eos_token_id": shape.eos_token_id})
-    _write_tokenizer(int(shape.vocab_size), folder / "tokenizer.json")
+    write_tokenizer(int(shape.vocab_size), folder / "tokenizer.json")
 
 
 def _shards(shape: GptOssConfig, device: str) -> Iterator[dict[str, torch.Tensor]]:
@@ -98,7 +98,7 @@ def _packed(name: str, size: torch.Size, device: str) -> dict[str, torch.Tensor]
     return {f"{name}_blocks": blocks.cpu(), f"{name}_scales": scales}
 
 
-def _write_tokenizer(size: int, path: Path) -> None:
+def write_tokenizer(size: int, path: Path) -> None:
     """Writes a tokenizer with a name for every token: single bytes, and tokens that never merge."""
     vocabulary = {chr(byte): place for place, byte in enumerate(_BYTES)}
     vocabulary |= {f"Ġ{token}": token for token in range(len(vocabulary), size)}

@@ -111,10 +111,10 @@ class Runner:
     def _turn(self, case: Case, launch: Callable[[], Launch], setting: str, number: int, quick: bool) -> LevelResult:
         turn = take(launch, level_of(case.prompt_set, case.concurrency, quick), f"{self._seed} {number}")
         self.entries.append(Entry(case, "llama-server" if setting else "allm", setting, number, turn))
-        self._tell(self.entries[-1])
+        self._print(self.entries[-1])
         return turn.result
 
-    def _tell(self, entry: Entry) -> None:
+    def _print(self, entry: Entry) -> None:
         case, turn, result = entry.case, entry.turn, entry.turn.result
         what = f"{case.precision} {case.prompt_set} {case.concurrency:2}"
         when = "trial  " if entry.round < 0 else f"round {entry.round + 1}"

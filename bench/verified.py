@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from services.byte_count import bytes_word
-from services.cli.verify.family import family_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "verified"
 PAGE = ROOT / "docs" / "verified-models.md"
 FAMILIES = ("gpt", "nemotron", "qwen", "glm", "llama")
+# The beginnings of architectures' names in GGUF and config.json; the first match counts.
+BEGINNINGS = (
+    ("gpt-oss", "gpt"),
+    ("gpt_oss", "gpt"),
+    ("nemotron", "nemotron"),
+    ("qwen", "qwen"),
+    ("chatglm", "glm"),
+    ("glm", "glm"),
+    ("llama", "llama"),
+)
 TITLES = {"gpt": "gpt (gpt-oss)", "nemotron": "Nemotron", "qwen": "Qwen", "glm": "GLM", "llama": "Llama"}
 INTRODUCTION = """# Verified models
 
@@ -31,6 +40,7 @@ model of the family's own architecture whose weights were drawn at random: it sh
 the batches and the grammars work, and nothing about how well a published model answers. Checks that say nothing on
 random weights are marked so.
 """
+GPU_CHECK = "bench_"  # the beginning of its files' names: its models are called bench/...
 MARKS = {"passed": "yes", "failed": "**no**", "skipped": "-"}
 
 
@@ -53,9 +63,19 @@ def file_name(result: Mapping[str, Any]) -> str:
     return f"{result['model'].replace('/', '_')}-{result['runtime'] or 'none'}-{result['device'] or 'none'}.json"
 
 
+def family_of(architecture: str) -> str:
+    """Returns one of FAMILIES; else the architecture itself."""
+    return next((family for start, family in BEGINNINGS if architecture.startswith(start)), architecture)
+
+
 def load() -> list[dict[str, Any]]:
     """Loads all results, ordered by file."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in files()]
+
+
+def files() -> list[Path]:
+    """Returns the files of the results, without those of `make gpu-check`, which docs/gpu.md shows."""
+    return sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith(GPU_CHECK))
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:

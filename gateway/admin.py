@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 REPLY_SECONDS = 5.0
+POLL_SECONDS = 0.05
 ACTIVE_REQUESTS = "http.edge.downstream_rq_active"
 
 
@@ -29,8 +31,16 @@ class EnvoyAdmin:
             return False
         return status == 200
 
+    async def wait_answer(self) -> None:
+        """Waits until Envoy answers, whatever it says. The caller limits the time."""
+        while True:
+            with contextlib.suppress(OSError, EOFError, ValueError, LookupError):
+                await self._exchange("GET", "/ready")
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
     async def fail_health(self) -> None:
-        """Makes /healthz return 503 and asks clients to reconnect; requests are served as before."""
+        """Makes /healthz and /readyz return 503 and asks clients to reconnect; requests are served as before."""
         await self._call("POST", "/healthcheck/fail")
 
     async def drain(self) -> None:

@@ -42,9 +42,9 @@ HEADERS = {
 PAGE_CACHE = "no-cache"
 # All file names except the page's contain a hash of the content.
 FOREVER = "public, max-age=31536000, immutable"
-# Static files need no key and no transcoding.
+# Files, and other direct responses of a route, need no key and no transcoding.
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
-_UNTOUCHED = {"envoy.filters.http.ext_authz": _OFF, "envoy.filters.http.grpc_json_transcoder": _OFF}
+UNTOUCHED = {"envoy.filters.http.ext_authz": _OFF, "envoy.filters.http.grpc_json_transcoder": _OFF}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def static_files(dist: Path = DIST) -> tuple[StaticFile, ...]:
     files = tuple(StaticFile(entry["path"], dist / entry["file"], entry["type"]) for entry in entries)
     for each in files:
         if each.file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"{each.file} is larger than {MOST_BYTES} bytes, the most that the gateway answers with")
+            raise ValueError(f"{each.file} is larger than {MOST_BYTES} bytes, the gateway's limit for a file")
     return files
 
 
@@ -108,5 +108,5 @@ def _route(each: StaticFile, content: Path, *, packed: bool) -> dict[str, Any]:
             {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
             for key, value in headers.items()
         ],
-        "typed_per_filter_config": _UNTOUCHED,
+        "typed_per_filter_config": UNTOUCHED,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.address import LOCALHOST, is_loopback
-from services.settings.settings import GatewaySettings
+from services.settings.gateway_settings import GatewaySettings
 
 UNGUARDED = "none"  # value of ALLM_AUTH
 KEYS = "keys"

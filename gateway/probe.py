@@ -1,8 +1,9 @@
 """`python -m gateway.probe live|ready`: probes the gateway of this container over its own loopback.
 
-Container engines use it, and Kubernetes if the gateway listens on loopback only (ALLM_AUTH=none), which a kubelet
-cannot reach. `live`: it accepts connections. `ready`: /healthz returns 200, so there is a text replica. The exit status
-is 0 on success, else 1 with the reason in a sentence.
+For container engines without probes of their own. `live`: /livez returns 200, so Envoy works. `ready`: /readyz returns
+200, so requests are admitted. It asks the listener for metrics and probes, which no flood of clients reaches, and
+without that listener (ALLM_GATEWAY_METRICS_PORT) the clients' listener, which has the same paths. The
+exit status is 0 on success, else 1 with the reason in a sentence.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import ssl
 import sys
 
 from gateway.address import url_host
-from services.settings.setting_reader import SettingError
+from gateway.stats import LIVE, READY
+from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 
-NAMES = ("live", "ready")
+PATHS = {"live": LIVE, "ready": READY}
 ANSWER_SECONDS = 5.0
 
 
@@ -27,22 +29,24 @@ def ask(settings: Settings, name: str) -> None:
     """Probes the gateway that the settings describe. Raises NotServing."""
     connection = _connection(settings)
     try:
-        connection.connect()
-        if name == "live":
-            return
-        connection.request("GET", "/healthz")
+        connection.request("GET", PATHS[name])
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         raise NotServing(f"{connection.host}:{connection.port}: {error}") from error
     finally:
         connection.close()
     if status != http.client.OK:
-        raise NotServing(f"/healthz says {status}: no text replica is healthy, or the gateway is draining")
+        reason = (
+            "Envoy does not work" if name == "live" else "the authorizer does not answer, or the gateway is draining"
+        )
+        raise NotServing(f"{PATHS[name]} says {status}: {reason}")
 
 
 def _connection(settings: Settings) -> http.client.HTTPConnection:
-    host, port = url_host(settings.gateway.host).strip("[]"), settings.gateway.port
-    if settings.tls.edge is None:
+    gateway, own = settings.gateway, bool(settings.gateway.stats_port)
+    host, port = (gateway.stats_host, gateway.stats_port) if own else (gateway.host, gateway.port)
+    host = url_host(host).strip("[]")
+    if own or settings.tls.edge is None:
         return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
     # The probe connects by address, which no certificate names, and the connection does not leave the container.
     context = ssl.create_default_context()
@@ -53,8 +57,8 @@ def _connection(settings: Settings) -> http.client.HTTPConnection:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    if len(arguments) != 1 or arguments[0] not in NAMES:
-        print(f"usage: python -m gateway.probe {'|'.join(NAMES)}", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0] not in PATHS:
+        print(f"usage: python -m gateway.probe {'|'.join(PATHS)}", file=sys.stderr)
         return 2
     try:
         ask(load_settings(), arguments[0])

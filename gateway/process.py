@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 # One worker forwards some 30,000 stream chunks a second, more than the Python service behind it can send, and the
 # cores are better used for the models. Only with plenty of cores, a second one shortens waits between connections.
@@ -10,11 +14,23 @@ CORES_PER_WORKER = 16
 MAX_WORKERS = 4
 
 DRAIN_SECONDS = 5
+# Open files besides clients' connections: connections to services, listeners, logs. Envoy raises its soft limit itself.
+OTHER_FILES = 1024
 
 
 def worker_count(cores: int) -> int:
     """Returns the number of Envoy's worker threads for a machine's number of cores."""
     return max(1, min(MAX_WORKERS, cores // CORES_PER_WORKER))
+
+
+def connection_limit(wanted: int) -> int:
+    """Returns the number of clients' connections that the limit on open files permits, at most `wanted`."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files == resource.RLIM_INFINITY or wanted <= files - OTHER_FILES:
+        return wanted
+    possible = max(files // 2, files - OTHER_FILES)
+    log.warning("%d connections instead of ALLM_GATEWAY_CONNECTIONS=%d: %d files may be open", possible, wanted, files)
+    return possible
 
 
 def envoy_command(config: Path, cores: int) -> list[str]:

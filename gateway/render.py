@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,17 +12,19 @@ from typing import Any
 
 from gateway import console, stats, traces
 from gateway.address import envoy_address, listen_address, needs_dns
-from gateway.admission import host_pattern, listed_origins_pattern
+from gateway.admission import PATH_PATTERN, host_pattern, listed_origins_pattern
 from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
 from gateway.exposure import KEYS, confined
+from gateway.process import connection_limit, worker_count
 from gateway.text_groups import NO_GROUPS, TextGroups, cluster_name
 from gateway.transport import edge_transport, service_transport, write_secrets
-from services.settings.settings import GatewaySettings
+from services.settings.gateway_settings import GatewaySettings
 from services.settings.tls_settings import TlsSettings
 from services.settings.trace_settings import NO_TRACES, TraceSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")
+UNFINISHED = Path(__file__).with_name("unfinished.lua")
 # The headers that OpenAI's SDKs and gRPC-Web clients send, beyond those that need no permission.
 CORS_REQUEST_HEADERS = (
     "authorization",
@@ -51,6 +54,8 @@ CORS_REQUEST_HEADERS = (
 )
 # The transcoder's framing around a body; the body limit above it stays exact to the byte.
 FRAMING_BYTES = 65536
+# By default Envoy refuses to start with a regular expression as long as a few names of ALLM_ALLOWED_HOSTS.
+RUNTIME = {"re2.max_program_size.error_level": 100_000, "re2.max_program_size.warn_level": 100_000}
 CONFIG_NAME = "envoy.yaml"
 DESCRIPTOR_NAME = "transcoded.pb"
 # Errors that are retried because no servicer has seen the request; with other replicas, also those that one replica
@@ -71,10 +76,18 @@ OTHER_HOST = {
         "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
     },
 }
-PLAIN = TlsSettings(edge=None, service=None)
+# Health calls need no key: so many Watch calls, and so many Check calls, for so long.
+HEALTH_REQUESTS = 64
+WATCH_SECONDS = "60s"
+STALLED_SECONDS = 30  # without a byte of a request's body
+LEAST_IDLE_SECONDS = 2.0  # of connections without requests, when there are too many connections
+# The exact limit of the clients' listener. The global one is also lowered by connections of listeners that it exempts
+# (Envoy 1.40): each of them that is closed lets in one more client. It shows the pressure.
+CONNECTION_LIMIT = "envoy.resource_limits.listener.edge.connection_limit"
+PLAIN = TlsSettings()
 # These two use anchors of the template.
 _LOCAL = (
-    '{ "name": "local", "address": %s, "per_connection_buffer_limit_bytes": 262144, '
+    '{ "name": "local", "address": %s, "per_connection_buffer_limit_bytes": 262144, "ignore_global_conn_limit": true, '
     '"filter_chains": [ { "filters": *edge_filters } ] }'
 )
 _GROUP_CLUSTER = (
@@ -134,10 +147,13 @@ def render(gateway: Gateway, descriptor: Path) -> str:
     """
     settings, groups = confined(gateway.settings), gateway.groups
     asks = settings.auth == KEYS
+    connections = connection_limit(settings.max_connections)
+    runtime = {CONNECTION_LIMIT: connections, **RUNTIME, **traces.runtime(gateway.trace)}
     values = {
         "admin_address": envoy_address(gateway.admin),
         "listen_address": listen_address(settings.host, settings.port),
         "host_pattern": host_pattern(settings),
+        "path_pattern": PATH_PATTERN,
         "listed_origins_pattern": listed_origins_pattern(settings),
         "cors_origins": [{"exact": origin} for origin in settings.cors_origins],
         "cors_request_headers": ", ".join(CORS_REQUEST_HEADERS),
@@ -150,9 +166,12 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "edge_transport": edge_transport(gateway.folder, gateway.tls.edge),
         "without_groups": not groups.addresses,
         "without_keys": not asks,
+        "authorizer_share": int(asks),  # of healthy authorizers, in percent
+        "untouched": console.UNTOUCHED,
         "most_static_bytes": console.MOST_BYTES,
+        **_edge_limits(settings, connections),
         **_named("authorizer", _where((settings.authorizer,) if asks else (), gateway)),
-        "runtime": traces.runtime(gateway.trace),
+        "runtime": {"layers": [{"name": "settings", "static_layer": runtime}]},
         "tracing": traces.tracing(gateway.trace),
         **_named("text", _replicas(gateway.text), _where(gateway.text, gateway)),
         **_named("audio", _replicas(gateway.audio), _where(gateway.audio, gateway)),
@@ -168,11 +187,38 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         group_routes=_entries(map(json.dumps, routes), 14),
         group_clusters=_entries(clusters, 2),
         console_routes=_entries(map(json.dumps, console.routes(_static_files(gateway), gateway.folder)), 14),
-        metrics_listener=_entries(map(json.dumps, stats.listeners(settings.stats_host, settings.stats_port)), 2),
+        metrics_listener=_entries(
+            map(json.dumps, stats.listeners(settings.stats_host, settings.stats_port, int(asks))), 2
+        ),
         metrics_cluster=_entries(map(json.dumps, stats.clusters(gateway.admin, settings.stats_port)), 2),
         trace_clusters=_entries([json.dumps(traces.cluster(gateway.trace))] if gateway.trace.wanted else [], 2),
         parent_mutations=_entries((json.dumps({"remove": name}) for name in _removed(gateway)), 14),
     )
+
+
+def _edge_limits(settings: GatewaySettings, connections: int) -> dict[str, Any]:
+    """Returns the placeholders of the limits on what one client can hold."""
+    stalled = min(STALLED_SECONDS, settings.body_seconds)
+    return {
+        "max_connections": connections,
+        "first_byte_seconds": f"{settings.first_byte_seconds:g}s",
+        "idle_seconds": f"{settings.idle_seconds:g}s",
+        "heap_bytes": settings.heap_bytes,
+        "least_idle_seconds": f"{min(LEAST_IDLE_SECONDS, settings.idle_seconds):g}s",
+        "unfinished_source": _unfinished(settings),
+        "body_seconds": settings.body_seconds,
+        "stalled_seconds": f"{stalled:g}s",
+        "stalled_seconds_words": stalled,
+        "health_requests": HEALTH_REQUESTS,
+        "watch_seconds": WATCH_SECONDS,
+    }
+
+
+def _unfinished(settings: GatewaySettings) -> str:
+    """Returns the script that limits unfinished bodies: to half of the heap, in equal shares for the worker threads."""
+    share = settings.heap_bytes // 2 // worker_count(os.cpu_count() or 1)
+    most = max(share, settings.max_body_bytes + FRAMING_BYTES)  # at least one body always fits
+    return f"local SECONDS, BYTES = {settings.body_seconds}, {most}\n{UNFINISHED.read_text(encoding='utf-8')}"
 
 
 def _static_files(gateway: Gateway) -> tuple[console.StaticFile, ...]:
@@ -195,13 +241,13 @@ def _group_cluster(group: str, addresses: tuple[str, ...], gateway: Gateway) -> 
 
 
 def _retry_policy(addresses: tuple[str, ...]) -> dict[str, Any]:
-    told = _replicas(addresses)
+    retries = _replicas(addresses)
     return {
-        "retry_on": told["retry_on"],
-        "num_retries": told["retries"],
+        "retry_on": retries["retry_on"],
+        "num_retries": retries["retries"],
         "retry_back_off": RETRY_SOON,
         "retry_host_predicate": [OTHER_HOST],
-        "host_selection_retry_max_attempts": told["draws"],
+        "host_selection_retry_max_attempts": retries["draws"],
     }
 
 

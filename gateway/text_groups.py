@@ -16,6 +16,8 @@ from services.settings.model_groups import ModelGroups
 METADATA = "allm.request"  # the metadata in which Envoy keeps the fields it has read from a body
 HEADER = "x-model"
 PATHS = ("/allm.openai.v1.TextService/", "/allm.openai.v1.ResponsesService/", "/allm.text.v1.")
+# Those of the template's routes: a route without an idle timeout keeps that of the time before the body was whole.
+TIMEOUTS = {"timeout": "0s", "idle_timeout": "3600s", "flush_timeout": "60s"}
 NOTHING = ModelGroups()
 _TRANSCODED = {"name": "x-envoy-original-path", "present_match": True}
 
@@ -32,7 +34,7 @@ class TextGroups:
         return [
             {
                 "match": {"prefix": path, **match},
-                "route": {"cluster": cluster_name(group), "timeout": "0s", "retry_policy": policies[group]},
+                "route": {"cluster": cluster_name(group), **TIMEOUTS, "retry_policy": policies[group]},
             }
             for group, wanted in self._wanted()
             for path in PATHS

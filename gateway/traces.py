@@ -71,17 +71,15 @@ def tracing(trace: TraceSettings) -> dict[str, Any] | None:
     }
 
 
-def runtime(trace: TraceSettings) -> dict[str, Any] | None:
+def runtime(trace: TraceSettings) -> dict[str, int]:
     """Returns values of Envoy's runtime: spans are sent every second instead of every five."""
-    if not trace.wanted:
-        return None
-    values = {"tracing.opentelemetry.flush_interval_ms": FLUSH_MILLISECONDS}
-    return {"layers": [{"name": "traces", "static_layer": values}]}
+    return {"tracing.opentelemetry.flush_interval_ms": FLUSH_MILLISECONDS} if trace.wanted else {}
 
 
 def cluster(trace: TraceSettings) -> dict[str, Any]:
     """Returns the collector's cluster. It may be down: only spans wait for it."""
-    address = f"[{trace.host}]:{trace.port}" if ":" in trace.host else f"{trace.host}:{trace.port}"
+    host, port, tls = trace.collector
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return {
         "name": CLUSTER,
         "type": "STRICT_DNS" if needs_dns(address) else "STATIC",
@@ -95,7 +93,7 @@ def cluster(trace: TraceSettings) -> dict[str, Any]:
             },
         },
         "circuit_breakers": {"thresholds": [{"max_connections": 4, "max_requests": 64, "max_pending_requests": 64}]},
-        "transport_socket": _tls(trace) if trace.tls else None,
+        "transport_socket": _tls(host, trace.authorities) if tls else None,
         "load_assignment": {
             "cluster_name": CLUSTER,
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": envoy_address(address)}}]}],
@@ -133,17 +131,17 @@ def _sampler(share: float) -> dict[str, Any]:
     }
 
 
-def _tls(trace: TraceSettings) -> dict[str, Any]:
-    name = {"san_type": _san_type(trace.host), "matcher": {"exact": trace.host}}
+def _tls(host: str, authorities: Path) -> dict[str, Any]:
+    name = {"san_type": _san_type(host), "matcher": {"exact": host}}
     return {
         "name": "envoy.transport_sockets.tls",
         "typed_config": {
             "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.UpstreamTlsContext",
-            "sni": trace.host,
+            "sni": host,
             "common_tls_context": {
                 "alpn_protocols": ["h2"],
                 "validation_context": {
-                    "trusted_ca": {"filename": str(trace.authorities)},
+                    "trusted_ca": {"filename": str(authorities)},
                     "match_typed_subject_alt_names": [name],
                 },
             },

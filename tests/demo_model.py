@@ -6,8 +6,7 @@ import functools
 import os
 from pathlib import Path
 
-from services.models.demo.safetensors_demo import install_safetensors_demo
-from services.models.demo.text_demo import install_demo
+from services.models.demo.text_demo import install_demo, install_safetensors_demo
 
 
 @functools.cache

@@ -388,10 +388,10 @@ class _Handler(BaseHTTPRequestHandler):
         if start >= blob.size > 0:
             self._refuse(416, ("", ""), {"content-range": f"bytes */{blob.size}"})
             return
-        told = {"content-length": str(stop - start), "accept-ranges": "bytes", **headers}
+        reported = {"content-length": str(stop - start), "accept-ranges": "bytes", **headers}
         if self._ranged:
-            told["content-range"] = f"bytes {start}-{stop - 1}/{blob.size}"
-        self._begin(206 if self._ranged else 200, told)
+            reported["content-range"] = f"bytes {start}-{stop - 1}/{blob.size}"
+        self._begin(206 if self._ranged else 200, reported)
         if self.command != "HEAD":
             self._send(path, blob, start, stop)
 
@@ -436,10 +436,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, code: int, why: tuple[str, str], headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps({"error": why[1]}).encode()
-        told = {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
+        reported = {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
         if code >= 400 and why[0] and code in (401, 403, 404):
-            told |= {"x-error-code": why[0], "x-error-message": why[1]}
-        self._begin(code, told)
+            reported |= {"x-error-code": why[0], "x-error-message": why[1]}
+        self._begin(code, reported)
         if self.command != "HEAD":
             self.wfile.write(data)
 

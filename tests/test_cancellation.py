@@ -18,7 +18,7 @@ async def waiting(work: asyncio.Task[None]) -> bool:
 
 
 @pytest.mark.parametrize("itself", [True, False])
-async def test_it_is_told_who_was_cancelled(itself: bool) -> None:
+async def test_cancelled_requests_are_reported_to_it(itself: bool) -> None:
     work = asyncio.create_task(asyncio.sleep(3600))
     waiter = asyncio.create_task(waiting(work))
     await asyncio.sleep(0)

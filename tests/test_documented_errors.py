@@ -28,12 +28,12 @@ def block(code: str, kind: str) -> str:
     return str(found)
 
 
-def raised(code: str, told: Mapping[str, Any], headers: Mapping[str, str]) -> AllmError:
+def raised(code: str, reported: Mapping[str, Any], headers: Mapping[str, str]) -> AllmError:
     """Returns the error of an example."""
-    options: dict[str, Any] = {"param": told["param"]} if told["param"] else {}
+    options: dict[str, Any] = {"param": reported["param"]} if reported["param"] else {}
     if "retry-after" in headers:
         options["retry_after"] = float(headers["retry-after"])
-    return BY_CODE[code](told["message"], **options)
+    return BY_CODE[code](reported["message"], **options)
 
 
 def rest(code: str) -> tuple[str, dict[str, str], dict[str, Any]]:
@@ -51,20 +51,20 @@ def test_every_code_has_a_section() -> None:
 def test_the_rest_example_is_real() -> None:
     for code in BY_CODE:
         with case(code=code):
-            line, headers, told = rest(code)
-            error = raised(code, told, headers)
+            line, headers, reported = rest(code)
+            error = raised(code, reported, headers)
             status = error.http_status
             phrase = "Client Closed Request" if status == HANG_UP else http.HTTPStatus(status).phrase
             assert line == f"HTTP/1.1 {status} {phrase}"
-            assert told == error.openai_object()
+            assert reported == error.openai_object()
             assert headers == {"content-type": "application/json", **error.headers()}
 
 
 def test_the_grpc_example_is_real_and_of_the_same_error() -> None:
     for code in BY_CODE:
         with case(code=code):
-            _, headers, told = rest(code)
-            error = raised(code, told, headers)
+            _, headers, reported = rest(code)
+            error = raised(code, reported, headers)
             example = dict(line.split(": ", 1) for line in block(code, "yaml").splitlines())
             assert example["status"] == error.grpc_status.name
             assert json.loads(example["message"]) == error.message

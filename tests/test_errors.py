@@ -69,7 +69,7 @@ def _kinds(kind: type[AllmError]) -> set[type[AllmError]]:
     return {kind}.union(*map(_kinds, kind.__subclasses__()))
 
 
-def test_a_used_up_rate_is_told_in_numbers() -> None:
+def test_exhausted_rate_is_reported_in_numbers() -> None:
     error = RateLimited("used up", retry_after=11, rates={"x-ratelimit-limit-tokens": "600"})
     assert (error.code, error.http_status, error.openai_code) == ("OVERLOADED", 429, "rate_limit_exceeded")
     assert error.headers() == {"retry-after": "11", "x-ratelimit-limit-tokens": "600"}
@@ -81,7 +81,7 @@ def test_a_model_that_is_not_allowed_is_forbidden_with_a_code_of_its_own() -> No
     assert error.openai_object()["code"] == "model_not_allowed"
 
 
-def test_an_unsupported_parameter_is_told_as_the_callers_mistake() -> None:
+def test_unsupported_parameter_is_reported_as_the_callers_error() -> None:
     grpc_cell, http_cell, *_ = table()["UNSUPPORTED"]
     error = Unsupported("'n' is not supported", param="n")
     assert error.grpc_status.name == re.findall(r"`(\w+)`", grpc_cell)[1]
@@ -101,7 +101,7 @@ def test_too_long_a_context_is_an_invalid_request_with_openais_own_code() -> Non
     assert "context_length_exceeded" in table()["INVALID_REQUEST"][2]
 
 
-def test_what_is_too_large_is_an_invalid_request_with_a_status_of_its_own() -> None:
+def test_oversized_request_is_invalid_with_its_own_status() -> None:
     error = from_code("REQUEST_TOO_LARGE", "too large", "file")
     assert isinstance(error, RequestTooLarge)
     assert (error.code, error.http_status, error.grpc_status.name) == ("INVALID_REQUEST", 413, "OUT_OF_RANGE")
@@ -178,7 +178,7 @@ def test_a_message_with_half_a_surrogate_pair_can_be_sent() -> None:
     assert InvalidRequest("bad \ud800 text").message.encode() == b"bad ? text"
 
 
-def test_a_duplicate_is_told_as_such_in_both_formats() -> None:
+def test_duplicate_is_reported_as_such_in_both_formats() -> None:
     error = errors.ModelExists("gpt-4o is taken: it is an alias of a", param="id")
     assert error.code == "INVALID_REQUEST"
     assert (error.grpc_status.name, error.http_status) == ("ALREADY_EXISTS", 409)

@@ -96,7 +96,7 @@ def test_replicas_of_one_machine_share_its_memory(asked: Stack) -> None:
     assert host.name
 
 
-def test_what_happens_to_a_model_is_told_once_with_its_replica(asked: Stack) -> None:
+def test_model_events_are_sent_once_with_their_replica(asked: Stack) -> None:
     began = time.time_ns()
     with grpc.insecure_channel(asked.grpc_address) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(channel)

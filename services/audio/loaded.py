@@ -14,15 +14,15 @@ from services.audio.engine.messages import (
     Consumed,
     Counters,
     Decoding,
-    Detected,
     Finished,
     FromWorker,
-    Partial,
-    Ready,
+    PartialText,
+    Result,
     Sound,
     Stepped,
     Submit,
     Transcribed,
+    WhisperReady,
 )
 from services.errors import AllmError
 from services.rpc.deadline import caller_deadline
@@ -38,8 +38,6 @@ SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that h
 UNREAD = 256  # messages that may wait for a slow reader; further sound waits
 BYTES_PER_SAMPLE = 2
 
-News = Detected | Transcribed | Partial | Finished
-
 
 class TranscriptionJob(Pending):
     """One request: its sound goes in, and its results come out in order."""
@@ -48,25 +46,25 @@ class TranscriptionJob(Pending):
         super().__init__()
         self.owed = None  # the worker owes nothing until it has sound
         self.queued_since = None  # set by the first sound; never for live sound, which is taken as fast as it arrives
-        self.live = False  # whether the sound arrives as it is spoken
+        self.live = False  # the sound arrives as it is spoken
         self.number = 0
         self._send = send
         self._sent = 0  # samples
         self._consumed = 0  # of these, samples that the worker no longer holds
-        self._all = False  # whether all sound was sent
-        self.told = False  # whether a segment has arrived
-        self._told_seconds = 0.0  # end of the last segment or partial
+        self._all_sent = False
+        self.has_text = False  # a segment has arrived
+        self._text_seconds = 0.0  # end of the last segment or partial
         self._counts: dict[str, float] = {}
-        self._unread: deque[News] = deque()
+        self._unread: deque[Result] = deque()
         self._room = asyncio.Event()
 
     @property
-    def heard_seconds(self) -> float:
+    def processed_seconds(self) -> float:
         """Seconds of sound that the worker has consumed or returned text for, so far."""
-        return self._counts.get(AUDIO_SECONDS, max(self._consumed / SAMPLE_RATE, self._told_seconds))
+        return self._counts.get(AUDIO_SECONDS, max(self._consumed / SAMPLE_RATE, self._text_seconds))
 
     @property
-    def held(self) -> int:
+    def unconsumed(self) -> int:
         """Samples that the worker has and may still need."""
         return self._sent - self._consumed
 
@@ -80,7 +78,7 @@ class TranscriptionJob(Pending):
 
         Raises the error that ended the request.
         """
-        while not self.finished and (self.held >= SOUND_AHEAD or len(self._unread) >= UNREAD):
+        while not self.finished and (self.unconsumed >= SOUND_AHEAD or len(self._unread) >= UNREAD):
             self._room.clear()
             await self._room.wait()
         self._check()
@@ -89,39 +87,39 @@ class TranscriptionJob(Pending):
         if not self._sent and not self.live:
             self.queued_since = time.monotonic()
         self._sent += len(samples) // BYTES_PER_SAMPLE
-        self._all = last
+        self._all_sent = last
         self._send(Sound(self.number, samples, last))
-        self._reckon()
+        self._update_owed()
 
-    async def next(self) -> News:
+    async def next(self) -> Result:
         """Waits for the next message. Raises the error that ended the request, after the messages before it."""
         while not self._unread:
             await self._wait()
-        news = self._unread.popleft()
+        result = self._unread.popleft()
         self._room.set()
-        return news
+        return result
 
-    def push(self, news: News) -> None:
+    def push(self, result: Result) -> None:
         """Takes a message from the worker. It replaces a partial that was not read yet."""
-        if self._unread and isinstance(self._unread[-1], Partial):
+        if self._unread and isinstance(self._unread[-1], PartialText):
             self._unread.pop()
-        self._unread.append(news)
-        if isinstance(news, Transcribed) and news.segments:
-            self._told_seconds = news.segments[-1].end
-        elif isinstance(news, Partial):
-            self._told_seconds = news.end
-        if isinstance(news, Finished):
-            self._counts = {AUDIO_SECONDS: news.seconds, OUTPUT_TOKENS: news.tokens}
+        self._unread.append(result)
+        if isinstance(result, Transcribed) and result.segments:
+            self._text_seconds = result.segments[-1].end
+        elif isinstance(result, PartialText):
+            self._text_seconds = result.end
+        if isinstance(result, Finished):
+            self._counts = {AUDIO_SECONDS: result.seconds, OUTPUT_TOKENS: result.tokens}
             self.finish()
             self._room.set()
-        self._tell()
+        self._notify()
 
     def consumed(self, samples: int) -> None:
         """Records that the worker no longer holds the first `samples` samples."""
         self._consumed = samples
         self.begun = True
         self.owed = None  # restarts the clock of the watchdog
-        self._reckon()
+        self._update_owed()
         self._room.set()
 
     def fail(self, error: AllmError) -> None:
@@ -129,9 +127,9 @@ class TranscriptionJob(Pending):
         super().fail(error)
         self._room.set()
 
-    def _reckon(self) -> None:
+    def _update_owed(self) -> None:
         """Tracks whether the worker has something to compute: a speaker's pause is not a stall."""
-        owes = self._all or self.held >= SOUND_OWED
+        owes = self._all_sent or self.unconsumed >= SOUND_OWED
         if not owes:
             self.owed = None
         elif self.owed is None:
@@ -144,8 +142,10 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
     # The preparation runs in parallel with the batch loop: it is a sign of life for its own request alone.
     no_progress: ClassVar[tuple[type, ...]] = (Consumed,)
 
-    def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: AudioSettings) -> None:
-        """Takes over a worker that has sent Ready."""
+    def __init__(
+        self, model_id: str, worker: WorkerProcess[FromWorker], ready: WhisperReady, settings: AudioSettings
+    ) -> None:
+        """Takes over a worker that has sent WhisperReady."""
         self.ready = ready
         self.counters = Counters(0, 0, 0, 0)
         limits = RequestLimits(
@@ -159,7 +159,7 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
         super().__init__(model_id, worker, limits)
 
     @contextmanager
-    def hear(self, client: str, decoding: Decoding) -> Iterator[TranscriptionJob]:
+    def transcribe(self, client: str, decoding: Decoding) -> Iterator[TranscriptionJob]:
         """Runs a request for the duration of the block; leaving it early cancels the request.
 
         Raises:
@@ -176,12 +176,12 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
         with self._open(job, submit):
             yield job
 
-    def _heard(self, message: FromWorker) -> None:
+    def _handle(self, message: FromWorker) -> None:
         if isinstance(message, Stepped):
             self._entered(message.phases)
             self._count(message.counters)
             return
-        if not isinstance(message, Consumed | Detected | Transcribed | Partial | Finished):
+        if not isinstance(message, Consumed | Result):
             return
         job = self._requests.get(message.request)
         if job is None:
@@ -194,21 +194,21 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
         if isinstance(message, Finished):
             del self._requests[message.request]
 
-    def _measure(self, message: News, job: TranscriptionJob) -> None:
-        if isinstance(message, Transcribed) and not job.told:
-            job.told = True
+    def _measure(self, message: Result, job: TranscriptionJob) -> None:
+        if isinstance(message, Transcribed) and not job.has_text:
+            job.has_text = True
             metrics.FIRST_SEGMENT.labels(self._model_id).observe(time.monotonic() - job.started)
         elif isinstance(message, Finished):
             metrics.AUDIO_SECONDS.labels(self._model_id).inc(message.seconds)
             metrics.SPEECH_SECONDS.labels(self._model_id).inc(message.speech_seconds)
             metrics.GENERATED_TOKENS.labels(self._model_id).inc(message.tokens)
 
-    def _emptied(self) -> None:
+    def _reset(self) -> None:
         self._count(Counters(self.counters.steps, 0, 0, 0))
 
     def _count(self, counters: Counters) -> None:
         before, self.counters = self.counters, counters
-        self._tell_places(counters.running, counters.waiting)
+        self._set_gauges(counters.running, counters.waiting)
         if counters.steps > before.steps:
             metrics.STEPS.labels(self._model_id).inc(counters.steps - before.steps)
             metrics.WINDOWS.labels(self._model_id).observe(counters.windows)

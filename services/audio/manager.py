@@ -5,57 +5,52 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.audio.engine.messages import EngineOptions, FromWorker, Load, Ready, Task
+from services.audio.engine.messages import EngineOptions, FromWorker, Load, Task, WhisperReady
 from services.audio.loaded import LoadedWhisper
-from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import AudioSettings
-from services.worker.environment import available_cores, worker_environ
-from services.worker.process import WorkerProcess
-from services.worker.start import WorkerStart
+from services.worker.devices import cublas_environ
+from services.worker.start import WorkerStart, available_cores, worker_environ
 
 WORKER_MODULE = "services.audio.engine"
+CTRANSLATE2 = "faster_whisper"  # the runtime
 CAPABILITIES: dict[Task, str] = {"transcribe": "transcription", "translate": "translation"}
 
 
 class AudioManager(ModelManager[LoadedWhisper]):
-    """The loaded audio models of this process, which run on `device`: cuda, mps or cpu."""
+    """The loaded audio models of this process."""
 
-    def __init__(self, settings: AudioSettings, device: str) -> None:
+    def __init__(self, settings: AudioSettings) -> None:
         super().__init__(self._start)
         self._settings = settings
-        self._device = device
 
     async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedWhisper:
-        options = self.options(descriptor)
-
-        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedWhisper:
-            if not isinstance(ready, Ready):
-                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
-            return LoadedWhisper(descriptor.id, worker, ready, self._settings)
-
-        start: WorkerStart[FromWorker] = WorkerStart(
+        options = self.options(descriptor, runtime)
+        libraries = cublas_environ() if runtime.gpu and runtime.name == CTRANSLATE2 else {}
+        start: WorkerStart[FromWorker, WhisperReady] = WorkerStart(
             module=WORKER_MODULE,
             messages=FromWorker,
+            ready=(WhisperReady,),
             model_id=descriptor.id,
-            environ=worker_environ(options.threads),
+            environ={**worker_environ(options.threads), **libraries},
             load=Load(runtime.name, options),
             seconds=self._settings.load_seconds,
         )
-        return await start.run(adopt)
+        return await start.run(lambda worker, ready: LoadedWhisper(descriptor.id, worker, ready, self._settings))
 
-    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """Returns the options of a model, for its worker and for the memory estimate."""
+    def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
+        """Returns the options of a model under a runtime, for its worker and for the memory estimate."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,
             path=str(descriptor.primary),
             threads=settings.threads or available_cores(),
-            gpu=self._device == "cuda",
+            gpu=runtime.gpu,
+            device=runtime.device,
             compute_type=settings.compute_type,
             batch_windows=settings.batch_windows,
             cache_folder=str(settings.cache_folder),

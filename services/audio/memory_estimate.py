@@ -18,14 +18,13 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from services.audio.engine.batch_windows import batch_windows
-from services.audio.engine.lane_count import lane_count
+from services.audio.engine.batch_size import batch_windows, lane_count
 from services.audio.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.ctranslate2 import read_shapes
 from services.models.formats.document import known_object
 from services.models.registry import Runtime
-from services.residency.memory.memory_estimate import MemoryEstimate
+from services.residency.memory.memory_estimate import MemoryEstimate, gpu_of
 from services.settings.settings import MIB, AudioSettings
 
 WORKER_BYTES: Mapping[str, int] = {"faster_whisper": 62 * MIB, "whisper": 420 * MIB}
@@ -43,11 +42,8 @@ _SIZES = ((50e6, (4, 384)), (110e6, (6, 512)), (400e6, (12, 768)), (1000e6, (24,
 class AudioMemoryEstimate:
     """The memory estimate of one service. `options` returns the manager's options of a model."""
 
-    def __init__(
-        self, settings: AudioSettings, device: str, options: Callable[[ModelDescriptor], EngineOptions]
-    ) -> None:
+    def __init__(self, settings: AudioSettings, options: Callable[[ModelDescriptor, Runtime], EngineOptions]) -> None:
         self._settings = settings
-        self._device = device
         self._options = options
 
     def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
@@ -56,7 +52,7 @@ class AudioMemoryEstimate:
         Raises:
             AllmError, OSError, LookupError, ValueError: a header cannot be read.
         """
-        options = self._options(descriptor)
+        options = self._options(descriptor, runtime)
         numbers, layers, width = _sizes(descriptor)
         number = 2 if options.gpu else 4
         rows = batch_windows(options)
@@ -70,11 +66,11 @@ class AudioMemoryEstimate:
         parts["compute"] += (lanes - 1) * _POSITIONS**2 * width // 64 * number
         worker = WORKER_BYTES.get(runtime.name, WORKER_BYTES["whisper"])
         aside = 400 * _VOCABULARY + _VAD
-        if options.gpu:
+        if gpu_of(runtime):
             parts["compute"] += GPU_CONTEXT
-            return MemoryEstimate.of(parts, {"worker": worker + aside}, gpu=True)
+            return MemoryEstimate.of(parts, {"worker": worker + aside}, runtime)
         parts["compute"] += aside
-        return MemoryEstimate.of(parts, {"worker": worker}, gpu=False)
+        return MemoryEstimate.of(parts, {"worker": worker}, runtime)
 
 
 def _lanes(descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions) -> int:

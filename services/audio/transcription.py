@@ -9,8 +9,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from services.audio.engine import messages
-from services.audio.engine.messages import TEMPERATURES, Decoding, Segment, Task, VadOptions
+from services.audio.engine.messages import (
+    TEMPERATURES,
+    Decoding,
+    Finished,
+    LanguageFound,
+    PartialText,
+    Segment,
+    Task,
+    Transcribed,
+    VadOptions,
+    WhisperReady,
+)
 from services.audio.language import language_code
 from services.audio.loaded import LoadedWhisper, TranscriptionJob
 from services.audio.manager import AudioModels
@@ -18,6 +28,7 @@ from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
 from services.auth.caller import current_caller
 from services.errors import AllmError, Internal, InvalidRequest
+from services.models.store import StoredModel
 from services.settings.settings import AudioSettings
 from services.telemetry import tracing
 
@@ -53,41 +64,7 @@ class Started:
     model_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageFound:
-    """The language, once, before the first text. A given language, or a model's only one, has 1.0."""
-
-    language: str
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentDone:
-    """The next phrase, which is final."""
-
-    segment: Segment
-
-
-@dataclass(frozen=True, slots=True)
-class PartialText:
-    """The text so far of live speech that is not over. The next partial or segment replaces it."""
-
-    text: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a request, with its usage."""
-
-    language: str  # empty when nothing was said
-    seconds: float  # of sound
-    speech_seconds: float  # of these, seconds that were decoded
-    tokens: int  # of all segments' text
-
-
-Event = Started | LanguageFound | SegmentDone | PartialText | Finished
+Event = Started | LanguageFound | Segment | PartialText | Finished
 
 
 class Transcriptions:
@@ -98,37 +75,37 @@ class Transcriptions:
         self._decoders = decoders
         self._settings = settings
 
-    async def model_id(self, name: str) -> str:
-        """Returns the id behind an id or alias. Raises ModelNotFound."""
-        return (await self._models.find(name)).id
-
     @asynccontextmanager
     async def transcribe(
-        self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None, client: str
+        self,
+        stored: StoredModel,
+        request: TranscriptionRequest,
+        source: SoundSource,
+        raw: RawSound | None,
+        client: str,
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Runs a request for the duration of the block; leaving it early ends the decoding and the model's work.
 
         `raw` is the format of a source without a header. The events end after Finished.
 
         Raises, here or while events are read:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or lacks the task.
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or lacks the task.
             InvalidRequest: the sound cannot be decoded or is too long, or a parameter is wrong; `param` names it.
             Overloaded: too many requests wait, or the caller's key has used up its tokens of the minute.
             Timeout, Internal, OutOfMemory: the request took too long or failed.
         """
         caller = current_caller()
-        stored = await self._models.find(request.model)
         await caller.admit()
         async with self._models.loaded(stored, request.task) as model:
             decoding = self._decoding(request, stored.id, model)
-            with model.hear(client, decoding) as job:
+            with model.transcribe(client, decoding) as job:
                 pump = asyncio.create_task(self._pump(source, raw, job))
                 try:
                     yield _events(stored.id, job)
                 finally:
                     pump.cancel()
                     await asyncio.gather(pump, return_exceptions=True)
-                    caller.spend(math.ceil(job.heard_seconds * TOKENS_PER_SECOND))
+                    caller.spend(math.ceil(job.processed_seconds * TOKENS_PER_SECOND))
 
     async def _pump(self, source: SoundSource, raw: RawSound | None, job: TranscriptionJob) -> None:
         """Sends the sound to the worker, as fast as the worker takes it. Any error ends the request."""
@@ -140,7 +117,7 @@ class Transcriptions:
             job.fail(error)
         except Exception:
             log.exception("unexpected error while decoding")
-            job.fail(Internal("the sound could not be decoded; the service's log says why"))
+            job.fail(Internal("the sound could not be decoded; the service's log has the reason"))
 
     async def _feed(self, source: SoundSource, raw: RawSound | None, job: TranscriptionJob) -> None:
         async with self._decoders.open(source, raw) as sound:
@@ -164,23 +141,18 @@ class Transcriptions:
 
 async def _events(model_id: str, job: TranscriptionJob) -> AsyncIterator[Event]:
     yield Started(model_id)
-    language = ""
     while True:
-        message = await job.next()
-        if isinstance(message, messages.Detected):
-            language = message.language
-            yield LanguageFound(language, message.probability)
-        elif isinstance(message, messages.Transcribed):
-            for segment in message.segments:
-                yield SegmentDone(segment)
-        elif isinstance(message, messages.Partial):
-            yield PartialText(message.text, message.start, message.end)
+        result = await job.next()
+        if isinstance(result, Transcribed):
+            for segment in result.segments:
+                yield segment
         else:
-            yield Finished(language, message.seconds, message.speech_seconds, message.tokens)
-            return
+            yield result
+            if isinstance(result, Finished):
+                return
 
 
-def _language(wanted: str, model_id: str, ready: messages.Ready) -> str:
+def _language(wanted: str, model_id: str, ready: WhisperReady) -> str:
     """Returns the code of the requested language, if the model knows it. Raises InvalidRequest."""
     code = language_code(wanted)
     if code and code not in ready.languages:

@@ -1,45 +1,62 @@
-"""Authentication of calls: with ALLM_AUTH=keys every caller must send a signed identity, wherever it comes from."""
+"""Authentication of calls: with ALLM_AUTH=keys every caller must send a signed identity."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 
 from services.auth.caller import Caller
 from services.auth.identity import ANONYMOUS, HEADER, verify
-from services.auth.secret_file import read_secret
+from services.auth.identity_keys import PublicKeyFile, PublicKeys
 from services.auth.token_file import TokenFile
 from services.auth.token_rates import TokenLedger, TokenRates
 from services.errors import Unauthenticated
 from services.settings.settings import Settings
 
 RATES_NAME = "token-rates.db"
-# The gateway retries on another replica what a stopping one has not finished, with the identity signed at first. So an
-# identity is accepted beyond its minute for as long as a request may have run before (ALLM_REQUEST_SECONDS).
+# The gateway retries an unfinished request of a stopping replica on another replica, with the identity of the first
+# attempt. So a service accepts an identity beyond its minute, for as long as the first attempt may have run.
 RETRY_SECONDS = 900.0
+LOOK_SECONDS = 2.0  # between two looks for changed public keys
 
 
 class Authenticator:
-    """The authentication of calls, once per call. Without a secret everybody is admitted with all scopes."""
+    """The authentication of calls, once per call. Without public keys everybody is admitted with all scopes."""
 
     def __init__(
-        self, secret: bytes | None = None, rates: TokenRates | None = None, clock: Callable[[], float] = time.time
+        self,
+        keys: PublicKeys | None = None,
+        rates: TokenRates | None = None,
+        clock: Callable[[], float] = time.time,
+        file: PublicKeyFile | None = None,
     ) -> None:
-        """`rates`: counts the tokens of callers that have a rate limit. `clock`: seconds since the epoch."""
-        self._secret = secret
+        """`rates`: counts the tokens of callers that have a rate limit. `clock`: seconds since the epoch.
+
+        `file`: has later versions of `keys`.
+        """
+        self._keys = keys
+        self._file = file
         self._rates = rates
         self._clock = clock
 
     @classmethod
     def of(cls, settings: Settings) -> Authenticator:
-        """Creates a service's authenticator. Raises SecretUnusable if keys are required and there is no secret."""
+        """Creates a service's authenticator. Raises KeysUnusable if it needs public keys and cannot read them."""
         if not settings.auth.keys:
             return cls()
 
         async def ledger() -> TokenLedger:
             return await _ledger(settings)
 
-        return cls(read_secret(settings.auth.secret_file), TokenRates(ledger))
+        file = PublicKeyFile(settings.auth.public_keys_file)
+        return cls(file.read(), TokenRates(ledger), file=file)
+
+    async def follow(self) -> None:
+        """Reads the public keys again whenever their file has changed, until it is cancelled."""
+        while self._file:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._keys = await asyncio.to_thread(self._file.news) or self._keys
 
     async def close(self) -> None:
         """Shares the remaining token counts with the other replicas."""
@@ -47,21 +64,21 @@ class Authenticator:
             await self._rates.close()
 
     @property
-    def asks(self) -> bool:
-        """Whether callers must authenticate."""
-        return self._secret is not None
+    def required(self) -> bool:
+        """Returns whether callers must authenticate."""
+        return self._keys is not None
 
-    def look(self, metadata: Mapping[str, str | bytes]) -> Caller:
-        """Returns the caller by a call's metadata. Raises Unauthenticated."""
-        if self._secret is None:
+    def authenticate(self, metadata: Mapping[str, str | bytes]) -> Caller:
+        """Returns the caller of a call with this metadata. Raises Unauthenticated."""
+        if self._keys is None:
             return Caller(ANONYMOUS)
         shown = metadata.get(HEADER)
         if not isinstance(shown, str):
             raise Unauthenticated(
-                f"This call comes without {HEADER}, which the gateway adds for those who show a key: "
+                f"This call lacks {HEADER}, which the gateway adds to calls with an API key: "
                 "`Authorization: Bearer sk-allm-...`."
             )
-        return Caller(verify(shown, self._secret, self._clock() - RETRY_SECONDS), self._rates)
+        return Caller(verify(shown, self._keys, self._clock() - RETRY_SECONDS), self._rates)
 
 
 async def _ledger(settings: Settings) -> TokenLedger:

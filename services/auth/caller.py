@@ -1,6 +1,6 @@
 """The caller of a call: its identity, with checks of scopes, models and rates.
 
-Like a deadline it applies to all work for a call, so it is stored in the call's context; work that outlives the call,
+The context of the call stores the caller, because it applies to all work for the call. Work that outlives the call,
 such as a response in the background, keeps the same caller.
 """
 
@@ -23,9 +23,9 @@ class Caller:
     identity: Identity
     rates: TokenRates | None = None  # None: tokens are not counted
 
-    def check_scope(self, scope: str) -> None:
-        """Raises Forbidden if the caller lacks the scope; everybody has the empty one."""
-        if scope and scope not in self.identity.scopes:
+    def check_scope(self, scope: str, also: str = "") -> None:
+        """Raises Forbidden if the caller has neither scope; everybody has an empty `scope`."""
+        if scope and self.identity.scopes.isdisjoint((scope, also)):
             raise Forbidden(f"This needs the scope '{scope}', which the key {self.identity.subject} does not have.")
 
     def check_model(self, asked: str, *names: str) -> None:
@@ -36,7 +36,7 @@ class Caller:
 
     @contextmanager
     def looking_for(self, asked: str) -> Iterator[None]:
-        """Hides from a caller with a list of models whether other models exist.
+        """Hides the existence of other models from a caller with a list of allowed models.
 
         Raises ModelNotAllowed instead of a ModelNotFound or Unsupported that the block raises.
         """

@@ -20,7 +20,7 @@ class TokenFile(SharedSqliteFile):
 
     application_id = 0x616C7472  # `altr`
     noun = "count of tokens"
-    remedy = "move it away: nothing is lost but the count of the last minute"
+    remedy = "move it away: only the count of the last minute is lost"
     busy_milliseconds = 1000
     clock: Callable[[], float] = staticmethod(time.time)
 

@@ -61,12 +61,12 @@ class _Account:
     at: float  # time of the last drain
     touched: float  # time of its last request
     used: float = 0.0
-    untold: float = 0.0  # part of `used` that the ledger does not know yet
-    heard: float = -math.inf  # time of the last exchange
+    unreported: float = 0.0  # part of `used` that the ledger does not know yet
+    exchanged: float = -math.inf  # time of the last exchange
 
     def drain(self, now: float) -> None:
         self.used = max(0.0, self.used - (now - self.at) * self.per_minute / 60)
-        self.untold = min(self.untold, self.used)  # tokens that drain before an exchange are not reported
+        self.unreported = min(self.unreported, self.used)  # tokens that drain before an exchange are not reported
         self.at = now
 
 
@@ -79,16 +79,16 @@ class TokenRates:
         self._ledger: TokenLedger | None = None
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
-        self._turn = asyncio.Lock()
-        self._away = False  # whether the last exchange failed
+        self._lock = asyncio.Lock()
+        self._failed = False  # whether the last exchange failed
         self._work = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._refreshing: set[asyncio.Task[None]] = set()
 
     async def admit(self, subject: str, per_minute: int) -> None:
         """Raises RateLimited, with the time to wait, for a key that has used up its rate."""
         account = self._account(subject, per_minute)
-        if self._open and not self._away and self._clock() - account.heard > STALE_SECONDS:
+        if self._open and not self._failed and self._clock() - account.exchanged > STALE_SECONDS:
             await self._refresh(account)
         account.drain(self._clock())
         if account.used >= per_minute:
@@ -98,16 +98,16 @@ class TokenRates:
         """Adds tokens to a key's usage."""
         account = self._account(subject, per_minute)
         account.used += tokens
-        account.untold += tokens
+        account.unreported += tokens
 
     async def close(self) -> None:
         """Exchanges the remaining counts and closes the ledger."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS), self._turn:
+            async with asyncio.timeout(CLOSE_SECONDS), self._lock:
                 if self._loop:
                     self._loop.cancel()
-                await self._tell()
-        tasks = [*self._asking, *([self._loop] if self._loop else [])]
+                await self._exchange()
+        tasks = [*self._refreshing, *([self._loop] if self._loop else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -133,48 +133,45 @@ class TokenRates:
     async def _refresh(self, account: _Account) -> None:
         """Exchanges counts, but waits only briefly."""
         # A separate task: an exchange that is cancelled half way might be counted twice.
-        asking = asyncio.get_running_loop().create_task(self._ask(account), context=contextvars.Context())
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
-        await asyncio.wait((asking,), timeout=PATIENCE)
+        task = asyncio.get_running_loop().create_task(self._exchange_stale(account), context=contextvars.Context())
+        self._refreshing.add(task)
+        task.add_done_callback(self._refreshing.discard)
+        await asyncio.wait((task,), timeout=PATIENCE)
 
-    async def _ask(self, account: _Account) -> None:
-        async with self._turn:
-            if self._clock() - account.heard > STALE_SECONDS:  # no other exchange has happened meanwhile
-                await self._tell()
+    async def _exchange_stale(self, account: _Account) -> None:
+        async with self._lock:
+            if self._clock() - account.exchanged > STALE_SECONDS:  # no other exchange has happened meanwhile
+                await self._exchange()
 
     async def _keep(self) -> None:
         """Exchanges while keys are active, and sleeps otherwise."""
         pause = EXCHANGE_SECONDS
         while True:
             await self._work.wait()
-            await self._exchange()
-            pause = min(pause * 2, LONGEST_PAUSE) if self._away else EXCHANGE_SECONDS
+            async with self._lock:
+                await self._exchange()
+            pause = min(pause * 2, LONGEST_PAUSE) if self._failed else EXCHANGE_SECONDS
             await asyncio.sleep(pause)
-            if not self._busy():
+            if not self._active():
                 self._work.clear()
 
-    async def _exchange(self) -> None:
-        async with self._turn:
-            await self._tell()
-
-    def _busy(self) -> list[str]:
+    def _active(self) -> list[str]:
         """Returns the keys to exchange; forgets those that are inactive and owe nothing."""
-        now, busy = self._clock(), []
+        now, active = self._clock(), []
         for subject, account in list(self._accounts.items()):
             account.drain(now)
-            if account.untold or now - account.touched < ACTIVE_SECONDS:
-                busy.append(subject)
+            if account.unreported or now - account.touched < ACTIVE_SECONDS:
+                active.append(subject)
             elif not account.used:
                 del self._accounts[subject]
-        return busy
+        return active
 
-    async def _tell(self) -> None:
+    async def _exchange(self) -> None:
         """Exchanges once. Logs failures once; then this process continues with its own counts."""
-        busy = self._busy()
-        if not (self._open and busy):
+        active = self._active()
+        if not (self._open and active):
             return
-        spent = [Spent(name, self._accounts[name].per_minute, self._accounts[name].untold) for name in busy]
+        spent = [Spent(name, self._accounts[name].per_minute, self._accounts[name].unreported) for name in active]
         try:
             if self._ledger is None:
                 self._ledger = await self._open()
@@ -182,30 +179,30 @@ class TokenRates:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            await self._lose(error)
+            await self._close_unusable(error)
             return
-        if self._away:
+        if self._failed:
             log.info("tokens per minute are shared between replicas again")
-        self._away = False
-        for told, now_used in zip(spent, used, strict=True):
-            self._hear(told, now_used)
+        self._failed = False
+        for reported, total in zip(spent, used, strict=True):
+            self._update(reported, total)
 
-    def _hear(self, told: Spent, used: float) -> None:
-        account = self._accounts.get(told.subject)
+    def _update(self, reported: Spent, total: float) -> None:
+        account = self._accounts.get(reported.subject)
         if account:
-            account.at = account.heard = self._clock()
-            account.untold = max(0.0, account.untold - told.tokens)
-            account.used = used + account.untold
+            account.at = account.exchanged = self._clock()
+            account.unreported = max(0.0, account.unreported - reported.tokens)
+            account.used = total + account.unreported
 
-    async def _lose(self, error: Exception) -> None:
-        if not self._away:
+    async def _close_unusable(self, error: Exception) -> None:
+        if not self._failed:
             # Redis errors may quote the data that was sent.
             details = str(error) if isinstance(error, OSError | AllmError | ImportError) else ""
             log.warning(
                 "tokens per minute cannot be shared between replicas now: each counts its own",
                 extra={"reason": type(error).__name__, "details": details},
             )
-        self._away = True
+        self._failed = True
         ledger, self._ledger = self._ledger, None
         if ledger:
             with contextlib.suppress(Exception):
@@ -217,7 +214,7 @@ def _limited(subject: str, account: _Account) -> RateLimited:
     seconds = math.floor((account.used - account.per_minute) / per_second) + 1
     return RateLimited(
         f"The key {subject} has used up its {account.per_minute} tokens per minute, of prompts and answers: "
-        f"ask again in {seconds} s.",
+        f"try again in {seconds} s.",
         retry_after=seconds,
         rates={
             "x-ratelimit-limit-tokens": str(account.per_minute),

@@ -8,7 +8,7 @@ import contextlib
 import grpc
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
-from services.auth.secret_file import read_secret
+from services.auth.identity_keys import AUTHORIZER, read_key
 from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_follower import OPTIONS, KeyFollower
@@ -16,7 +16,7 @@ from services.authorizer.key_snapshot import KeySnapshot
 from services.authorizer.key_table import KeyTable
 from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.settings import Settings
 
 SNAPSHOT = "authorizer-keys.json"  # in ALLM_HOME
@@ -28,12 +28,12 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     """Builds the service: the key table, the follower that fills it, and the servicer that reads it."""
     if not settings.auth.keys:
         raise SettingError("ALLM_AUTH", settings.auth.mode, "'keys': without keys the gateway asks no authorizer")
-    secret = read_secret(settings.auth.secret_file)
+    key = read_key(settings.auth.key_file_of(AUTHORIZER))
     table = KeyTable()
     snapshot = KeySnapshot(settings.home / SNAPSHOT, table)
     known = snapshot.load()
-    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(AuthorizationServicer(Gatekeeper(table, secret)), server)
-    own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
+    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(AuthorizationServicer(Gatekeeper(table, key)), server)
+    own = OwnIdentity(key, AUTHORIZER, settings.model.replica, tls=settings.tls.service)
     channel = own.channel(settings.model.catalog, OPTIONS)
     follower = KeyFollower(channel, table)
     tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(snapshot.keep())]

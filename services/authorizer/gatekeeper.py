@@ -1,29 +1,93 @@
-"""Decides whether a request is admitted: by its key, the key's scopes and the key's rate.
+"""Admission of requests: by the key, its scopes and its rate.
 
-All lookups are in memory, because every request waits for them.
+All lookups are in memory, because every request waits for them. Inference needs the scope `inference`, management needs
+`admin`, and any key may list models. An unknown path needs `inference`, so that its caller gets a 404. The services
+check again, by the method that is really called.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
-from services.auth.identity import LIFETIME_SECONDS, Identity, sign
+from services.auth.identity import ADMIN, INFERENCE, LIFETIME_SECONDS, WATCH_MEMORY, Identity, sign
+from services.auth.identity_keys import SigningKey
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
-from services.authorizer.bucket import Bucket, RateState
-from services.authorizer.key_table import KeyTable
-from services.authorizer.known_key import KnownKey
-from services.authorizer.scopes import needed_scope
+from services.authorizer.key_table import KeyTable, KnownKey
+from services.authorizer.rate_limit import Bucket, RateState
 from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
 
+OURS = "/allm."
+ANY = ""  # any key
+# Our other gRPC methods need `admin`, including new ones.
+_INFERENCE_SERVICES = (
+    "/allm.text.v1.ChatService/",
+    "/allm.text.v1.EmbeddingService/",
+    "/allm.text.v1.ResponseService/",
+    "/allm.audio.v1.TranscriptionService/",
+    "/allm.image.v1.ImageService/",
+    "/allm.openai.v1.TextService/",
+    "/allm.openai.v1.ResponsesService/",
+    "/allm.openai.v1.AudioService/",
+    "/allm.openai.v1.ImagesService/",
+)
+_READING = frozenset(
+    (
+        "/allm.openai.v1.ModelsService/ListModels",
+        "/allm.openai.v1.ModelsService/GetModel",
+        "/allm.models.v1.ModelService/GetModel",
+        "/allm.models.v1.ModelService/ListModels",
+        "/allm.models.v1.ModelService/ExplainModel",
+    )
+)
+# The catalog's. All others go to services that read what callers send.
+_CATALOG_SERVICES = (
+    "/allm.models.v1.ModelService/",
+    "/allm.models.v1.MachineService/",
+    "/allm.openai.v1.ModelsService/",
+    "/allm.keys.v1.KeyService/",
+)
+_SLASHES = re.compile("/{2,}")
+_MODELS = re.compile("/v1/models([/:].*)?", re.DOTALL)
+_KEYS = re.compile("/v1/api_keys([/:].*)?", re.DOTALL)
 # A signed identity is reused for all calls of a key while it is valid for at least this long.
 LEAST_SECONDS = 40
 SHOWN = f"Authorization: Bearer {PREFIX}..."
 
 
+def needed_scope(method: str, path: str) -> str:
+    """Returns the scope that an HTTP or gRPC request needs, or ANY; `path` as it was sent, with its query."""
+    plain = _plain(path)
+    if plain.startswith(OURS):
+        if plain in _READING:
+            return ANY
+        return INFERENCE if plain.startswith(_INFERENCE_SERVICES) else ADMIN
+    if _MODELS.fullmatch(plain):
+        return ANY if method == "GET" else ADMIN
+    return ADMIN if _KEYS.fullmatch(plain) else INFERENCE
+
+
+def passed_scopes(path: str, scopes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the scopes of a key that the identity of a request gets.
+
+    A service of models could use an identity that it received in the caller's name, so only the catalog gets `admin`.
+    """
+    plain = _plain(path)
+    if plain.startswith(_CATALOG_SERVICES) or _MODELS.fullmatch(plain) or _KEYS.fullmatch(plain):
+        return scopes
+    return tuple(WATCH_MEMORY if scope == ADMIN else scope for scope in scopes)
+
+
+def _plain(path: str) -> str:
+    """Normalizes a path, because decoding may differ along the way."""
+    return _SLASHES.sub("/", unquote(path.partition("?")[0]))
+
+
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckedRequest:
     """The parts of a request that the decision depends on."""
 
     method: str
@@ -46,19 +110,19 @@ class Gatekeeper:
     def __init__(
         self,
         table: KeyTable,
-        secret: bytes,
+        signing: SigningKey,
         clock: Callable[[], float] = time.time,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
-        self._secret = secret
+        self._signing = signing
         self._clock = clock
         self._ticks = ticks
-        self._signed: dict[str, tuple[str, int]] = {}  # by key id: the identity and its expiry
+        self._signed: dict[str, dict[tuple[str, ...], tuple[str, int]]] = {}  # by key id and scopes: with its expiry
         self._buckets: dict[str, Bucket] = {}  # by key id, for keys with a rate limit
         table.on_removal = self._forget
 
-    def check(self, asked: Asked) -> Admitted:
+    def check(self, request: CheckedRequest) -> Admitted:
         """Admits a request.
 
         Raises:
@@ -67,12 +131,12 @@ class Gatekeeper:
             RateLimited: the key has reached its request limit.
             AuthorizerUnavailable: no keys are known yet.
         """
-        key = self._key(asked.authorization)
-        scope = needed_scope(asked.method, asked.path)
+        key = self._key(request.authorization)
+        scope = needed_scope(request.method, request.path)
         if scope and scope not in key.scopes:
             raise Forbidden(f"This needs the scope '{scope}', which the key {key.id} does not have.")
         rate = self._take(key) if key.requests_per_minute else None
-        return Admitted(key.id, self._identity(key), rate)
+        return Admitted(key.id, self._identity(key, passed_scopes(request.path, key.scopes)), rate)
 
     def _key(self, authorization: str) -> KnownKey:
         scheme, _, shown = authorization.strip().partition(" ")
@@ -81,7 +145,9 @@ class Gatekeeper:
             raise Unauthenticated(f"Missing API key: send yours in the header '{SHOWN}'.")
         key = self._table.find(shown) if len(shown) <= MAX_CHARACTERS else None
         if key is None and not self._table.loaded:
-            raise AuthorizerUnavailable("No API key can be checked yet: the gateway has not heard from the catalog.")
+            raise AuthorizerUnavailable(
+                "API keys cannot be checked yet: the gateway has not received them from the catalog."
+            )
         if key is None:
             raise Unauthenticated("Incorrect API key provided: it is not known here, or was revoked.")
         if 0 < key.expires <= self._clock():
@@ -95,21 +161,24 @@ class Gatekeeper:
             bucket = self._buckets[key.id] = Bucket(key.requests_per_minute, now)
         if seconds := bucket.take(now):
             raise RateLimited(
-                f"The key {key.id} has made its {key.requests_per_minute} requests per minute: "
-                f"ask again in {seconds} seconds.",
+                f"The key {key.id} has used its {key.requests_per_minute} requests per minute: "
+                f"try again in {seconds} seconds.",
                 retry_after=seconds,
                 rates=bucket.state(now).headers(),
             )
         return bucket.state(now)
 
-    def _identity(self, key: KnownKey) -> str:
+    def _identity(self, key: KnownKey, scopes: tuple[str, ...]) -> str:
         now = int(self._clock())
-        text, expires = self._signed.get(key.id, ("", 0))
+        signed = self._signed.setdefault(key.id, {})
+        text, expires = signed.get(scopes, ("", 0))
         if not LEAST_SECONDS <= expires - now <= LIFETIME_SECONDS:  # also where the clock was set back
             expires = now + LIFETIME_SECONDS
-            identity = Identity(key.id, frozenset(key.scopes), key.models, key.tokens_per_minute, expires)
-            text = sign(identity, self._secret)
-            self._signed[key.id] = (text, expires)
+            identity = Identity(
+                key.id, frozenset(scopes), key.models, key.tokens_per_minute, expires, key.concurrent_requests
+            )
+            text = sign(identity, self._signing)
+            signed[scopes] = (text, expires)
         return text
 
     def _forget(self, key_id: str) -> None:

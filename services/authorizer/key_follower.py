@@ -9,8 +9,7 @@ import grpc
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
 from services.authorizer import metrics
-from services.authorizer.key_table import KeyTable
-from services.authorizer.known_key import KnownKey
+from services.authorizer.key_table import KeyTable, KnownKey
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class KeyFollower:
             try:
                 await self._watch()
                 pause = PAUSE
-                self._down("OK", "it has ended the watch")
+                self._down("OK", "it closed the stream")
             except grpc.aio.AioRpcError as error:
                 self._down(error.code().name, error.details() or "")
             except Exception:
@@ -73,13 +72,12 @@ class KeyFollower:
                 self.synced.set()
                 self._up = True
                 metrics.FOLLOWING.set(1)
-                log.info("the catalog tells of keys", extra={"keys": len(self._table)})
+                log.info("the keys are in sync with the catalog", extra={"keys": len(self._table)})
 
     def _down(self, code: str, details: str) -> None:
         """Logs the first failed attempt, not the following ones."""
         if self._up:
-            what = "the catalog does not tell of keys: those that are known hold on"
-            log.warning(what, extra={"code": code, "details": details})
+            log.warning("the catalog sends no keys: known keys stay valid", extra={"code": code, "details": details})
         self._up = False
 
 
@@ -93,5 +91,6 @@ def known_key(hashed: keys_pb2.HashedKey) -> KnownKey:
         models=tuple(key.models),
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
+        concurrent_requests=key.concurrent_requests,
         expires=key.expire_time.seconds if key.HasField("expire_time") else 0,
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.authorizer.key_table import KeyTable
-from services.authorizer.known_key import KnownKey
+from services.authorizer.key_table import KeyTable, KnownKey
+from services.storage.private_files import make_private
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class KeySnapshot:
 
     def load(self) -> bool:
         """Fills the table from the file; returns False without a usable file."""
+        make_private(self._path)
         try:
             found = _read(self._path)
         except FileNotFoundError:
@@ -55,7 +56,7 @@ class KeySnapshot:
             log.warning("the snapshot of keys cannot be used", extra={"path": str(self._path), "reason": str(error)})
             return False
         self._table.fill(found.keys)
-        log.info("keys of the last run are known", extra={"keys": len(self._table)})
+        log.info("the keys of the last run were loaded", extra={"keys": len(self._table)})
         return True
 
     async def keep(self) -> None:
@@ -76,7 +77,7 @@ class KeySnapshot:
             await asyncio.to_thread(self._write, content)
         except OSError as error:
             log.warning(
-                "the snapshot of keys cannot be written: a restart while the catalog is away would know less",
+                "the snapshot of keys cannot be written: after a restart without the catalog, newer keys are unknown",
                 extra={"path": str(self._path), "reason": str(error)},
             )
             self._changed.set()
@@ -84,7 +85,7 @@ class KeySnapshot:
         return True
 
     def _write(self, content: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = self._path.with_name(f"{self._path.name}.partial")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from services.auth.key_format import key_hash
 from services.authorizer import metrics
-from services.authorizer.known_key import KnownKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKey:
+    """A key that is not revoked: its hash and rights, without the key itself."""
+
+    id: str
+    sha256: bytes
+    scopes: tuple[str, ...]
+    models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
+    requests_per_minute: int = 0  # 0: no limit; same for the next two fields
+    tokens_per_minute: int = 0
+    concurrent_requests: int = 0
+    expires: int = 0  # seconds since the epoch; refused from then on; 0: never
 
 
 class KeyTable:

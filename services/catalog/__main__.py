@@ -12,7 +12,7 @@ from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.catalog import Catalog
-from services.catalog.database import Database
+from services.catalog.database import FILE_NAME, Database
 from services.catalog.keys.api_keys import ApiKeys
 from services.catalog.migrations import MIGRATIONS
 from services.catalog.registration.registrations import Registrations
@@ -27,7 +27,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     """Builds the service: database, registrations, core, and the two wire formats on top."""
     check_publishers(settings.model.publishers)
     supported = load_supported(settings.model.supported)
-    database = await Database.open(settings.home / "catalog.db", MIGRATIONS)
+    database = await Database.open(settings.home / FILE_NAME, MIGRATIONS)
     try:
         registrations = await Registrations.load(database)
         keys = await ApiKeys.load(database)
@@ -35,7 +35,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await database.close()
         raise
     catalog = Catalog(registrations, settings.model, supported)
-    await catalog.declarations.tried(FILE_SECONDS)
+    await catalog.declarations.wait_until_attempted(FILE_SECONDS)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
     machine = MachineServicer(catalog.machine_watchers)

@@ -33,7 +33,7 @@ from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
-ROLL_CALL_SECONDS = REPORT_WITHIN / 4  # how often silent replicas are dropped
+EXPIRY_SECONDS = REPORT_WITHIN / 4  # how often silent replicas are dropped
 MAX_SECONDS = 1e9
 MAX_RATE = 1e12
 MAX_BYTES = 2**62
@@ -69,7 +69,7 @@ class Catalog:
         self._machine = Machine(clock)
         self.machine_watchers = MachineWatchers(self._machine)
         self.declarations = Declarations(settings.models_file, registrations, self._registrar)
-        self._roll_call = asyncio.create_task(self._call_the_roll())
+        self._expiry = asyncio.create_task(self._expire_regularly())
 
     async def register(self, new: NewModel) -> ModelView:
         """Registers a model. Raises what `Registrar.register` raises."""
@@ -134,21 +134,21 @@ class Catalog:
 
     def report(self, report: Report) -> bool:
         """Takes in a replica's report; returns whether the catalog now knows its full state. Raises Overloaded."""
-        heard = self._replica_status.report(report, lambda model_id: self.views.has(model_id, report.modality))
-        for modality in heard.rosters:
+        effect = self._replica_status.report(report, lambda model_id: self.views.has(model_id, report.modality))
+        for modality in effect.rosters:
             self.views.roster_changed(modality)
-        self.views.changed(heard.models)
+        self.views.changed(effect.models)
         if report.leaving:
             self._machine.drop(report.replica)
-        elif report.figures and heard.known:  # otherwise the number of replicas would be unbounded
+        elif report.figures and effect.known:  # otherwise the number of replicas would be unbounded
             self._machine.take(report.replica, report.modality, report.figures)
-        return heard.known
+        return effect.known
 
     def expire(self) -> None:
         """Drops the replicas that have fallen silent."""
         gone = self._replica_status.expire()
         for replica in gone:
-            log.warning("a replica has fallen silent", extra={"replica": replica.name})
+            log.warning("a replica stopped reporting", extra={"replica": replica.name})
             self._machine.drop(replica.name, lost=True)
         for modality in {replica.modality for replica in gone}:
             self.views.roster_changed(modality)
@@ -162,9 +162,9 @@ class Catalog:
         """Ends all watches and waits for pending writes."""
         self.end_watches()
         await self.machine_watchers.close()
-        self._roll_call.cancel()
+        self._expiry.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._roll_call
+            await self._expiry
         await self.declarations.close()
         self._surveyor.close()
         await self._registrations.close()
@@ -178,7 +178,9 @@ class Catalog:
         if not missing:
             names = {offer.name for offer in offers if not offer.missing}
             there = ", ".join(sorted(names)) or f"none, since no {modality} service is running"
-            raise InvalidRequest(f"no live service has the runtime {runtime!r}; there are: {there}", param="runtime")
+            raise InvalidRequest(
+                f"no live service has the runtime {runtime!r}; available are: {there}", param="runtime"
+            )
 
     def _view(self, registration: Registration) -> ModelView:
         return self.views.get(registration.id)
@@ -188,13 +190,13 @@ class Catalog:
             self._replica_status.forget(model_id)
         self.views.changed([model_id])
 
-    async def _call_the_roll(self) -> None:
+    async def _expire_regularly(self) -> None:
         while True:
-            await asyncio.sleep(ROLL_CALL_SECONDS)
+            await asyncio.sleep(EXPIRY_SECONDS)
             try:
                 self.expire()
             except Exception:  # a bug in one round must not keep dead replicas for ever
-                log.exception("unexpected error in the roll call")
+                log.exception("unexpected error while silent replicas were dropped")
 
 
 def check_measurement(measurement: Measurement) -> None:
@@ -213,4 +215,4 @@ def check_measurement(measurement: Measurement) -> None:
             raise InvalidRequest(f"'{param}' must be a number above 0, at most {most:g}", param=param)
     if not 0 <= measurement.peak_memory <= MAX_BYTES:
         param = "benchmark.peak_memory_bytes"
-        raise InvalidRequest(f"'{param}' must be a number of bytes, 0 where it is not known", param=param)
+        raise InvalidRequest(f"'{param}' must be a number of bytes, 0 if unknown", param=param)

@@ -11,8 +11,10 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.storage.private_files import make_private, private_folder
 from services.storage.sqlite_file import DatabaseUnusable, SqliteFile
 
+FILE_NAME = "catalog.db"  # in ALLM_HOME
 APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header
 BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may block a write
 PRIMARY = 0xFF  # mask from an extended SQLite error code to the primary one
@@ -43,14 +45,13 @@ class Database(SqliteFile):
     # --- in the thread, on open and close
 
     def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         self._take_lock()
         try:
-            connection = sqlite3.connect(self._path, isolation_level=None)
-            self._connection = connection
+            connection = self._connect()
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
             self._recognise(connection)
-            connection.execute("PRAGMA journal_mode = WAL")
+            self._use_log(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             self._migrate(connection)
@@ -64,6 +65,7 @@ class Database(SqliteFile):
         """Takes the lock, which ends with the process in any case."""
         path = self._path.with_name(f"{self._path.name}.lock")
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_private(path)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -104,7 +106,8 @@ class Database(SqliteFile):
                 raise
 
     def _advice(self, what: str) -> str:
-        return f"{self._path} {what}: put a backup in its place, or move it away and register the models again"
+        remedy = "put a backup in its place (docs/resilience.md), or move it away and register the models again"
+        return f"{self._path} {what}: {remedy}"
 
     def _close(self) -> None:
         super()._close()

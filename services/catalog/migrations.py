@@ -67,4 +67,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE models ADD COLUMN engine TEXT NOT NULL DEFAULT '{}'; -- JSON, see registration.py
     UPDATE models SET registered_runtime = coalesce(json_extract(declared, '$.runtime'), '') WHERE json_valid(declared);
     """,
+    """
+    ALTER TABLE api_keys ADD COLUMN concurrent_requests INTEGER NOT NULL DEFAULT 0; -- 0: no limit
+    """,
 )

@@ -11,7 +11,7 @@ import typer
 
 from services.cli.models.waiting import Interrupted
 from services.cli.problem import Problem
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 
 EXIT_PROBLEM = 1
 EXIT_BAD_SETTING = 2

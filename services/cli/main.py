@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from services.byte_count import bytes_word
+from services.catalog.backup import BackupError, back_up
 from services.cli.ending import plainly
+from services.cli.identity import identity_app
 from services.cli.keys.app import keys_app
 from services.cli.models.app import models_app
+from services.cli.problem import Problem
 from services.cli.serve.gateway import run_gateway
 from services.cli.serve.screen import Screen
 from services.cli.serve.serve import serve as serve_stack
 from services.cli.top import show_on, show_once
+from services.settings.settings import load_settings
 
 app = typer.Typer(
     name="allm",
@@ -26,6 +32,13 @@ app = typer.Typer(
 )
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
+app.add_typer(identity_app, name="identity")
+catalog_app = typer.Typer(
+    help="Back up the catalog: the registered models and the API keys.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+app.add_typer(catalog_app, name="catalog")
 
 
 def run() -> None:
@@ -105,3 +118,31 @@ def top(
         show_once(address, as_json)
     else:
         show_on(address, console)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what this machine can do, what is missing, and the command that mends it; needs no running server.
+
+    The exit status is 1 if `ALLM_DEVICE` asks for a device that a runtime cannot use.
+    """
+    from services.cli.doctor import doctor as examine  # noqa: PLC0415 (imports much that other commands do not need)
+
+    with plainly():
+        if not examine(load_settings(os.environ), as_json):
+            raise typer.Exit(1)
+
+
+@catalog_app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file for the copy, readable only for you.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Copy the catalog of `ALLM_HOME` to FILE, and check the copy; allm may run meanwhile."""
+    with plainly():
+        try:
+            done = back_up(load_settings(os.environ).home, file, replace=force)
+        except BackupError as error:
+            raise Problem(str(error)) from error
+        found = f"models: {done.models:,}, keys: {done.keys:,}, size: {bytes_word(done.size)}"
+        typer.echo(f"{file} is a checked copy of the catalog ({found})")

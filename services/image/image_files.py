@@ -61,7 +61,7 @@ class ImageFiles:
         if self._size + len(data) > self._limit:
             raise Overloaded(
                 f"the pictures of the last hour have {self._limit} bytes already (ALLM_IMAGE_FOLDER_BYTES): "
-                "ask for b64_json, or again later",
+                "request b64_json, or try again later",
                 retry_after=SWEEP_SECONDS,
             )
         name = f"{secrets.token_urlsafe(NAME_BYTES)}.{kind}"
@@ -109,7 +109,7 @@ class ImageFiles:
             try:
                 await asyncio.to_thread(self._sweep)
             except OSError:
-                log.exception("the folder of pictures cannot be swept")
+                log.exception("the folder of pictures cannot be cleaned up")
 
     def _sweep(self) -> None:
         """Removes expired pictures. Files that are not ours stay untouched."""

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from services.auth.caller import current_caller
-from services.image.engine import messages
-from services.image.image_request import FileKind, ImageRequest
+from services.image.engine.messages import Accepted, Draft, Finished, Generate, Parameters, Picture, Progress
+from services.image.image_request import FileKind, ImageRequest, Output
 from services.image.loaded import GenerationJob
 from services.image.manager import ImageModels
+from services.image.parameters import ResolvedRequest
 from services.image.pictures.coding.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
-from services.image.recipe import Parameters, Recipe
+from services.models.store import StoredModel
 from services.settings.settings import ImageSettings
 from services.telemetry import tracing
 
@@ -24,22 +25,16 @@ class Started:
 
     model_id: str
     parameters: Parameters
+    seed: int  # of the first picture
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The request's progress; `step` never decreases."""
-
-    step: int  # mean of the pictures
-    steps: int  # per picture
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """A picture's file."""
+class PictureFile:
+    """A picture, or a preview of one, as a file. Pictures need not arrive in order."""
 
     index: int  # in the request, from 0
+    partial: int | None = None  # number of the preview, from 0; None: the picture itself
     seed: int
     kind: FileKind
     width: int
@@ -47,119 +42,92 @@ class Drawn:
     data: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """A preview of a picture."""
-
-    number: int  # of its previews, from 0
-    drawn: Drawn
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A finished picture. Pictures need not arrive in order."""
-
-    drawn: Drawn
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of the request, with its usage."""
-
-    prompt_tokens: int
-    steps: int  # computed, over all pictures
-    seconds: float  # since the first step
-
-
-Event = Started | Progress | Partial | Done | Finished
+Event = Started | Progress | PictureFile | Finished
 
 
 class Images:
-    """Draws pictures."""
+    """Generates pictures."""
 
     def __init__(self, models: ImageModels, pictures: Pictures, settings: ImageSettings) -> None:
         self._models = models
         self._pictures = pictures
         self._metadata = settings.metadata
 
-    async def model_id(self, name: str) -> str:
-        """Resolves an id or alias to the model's id. Raises ModelNotFound."""
-        return (await self._models.find(name)).id
-
     @asynccontextmanager
-    async def generate(self, request: ImageRequest, client: str) -> AsyncIterator[AsyncIterator[Event]]:
+    async def generate(
+        self, stored: StoredModel, request: ImageRequest, client: str
+    ) -> AsyncIterator[AsyncIterator[Event]]:
         """Runs a request for the duration of the block; leaving the block early stops the model's work.
 
         The events end after Finished.
 
         Raises, here or while events are read:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do this.
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do this.
             InvalidRequest: a picture cannot be read, or a value is wrong; `param` is a field of ImageRequest.
             Overloaded: too many requests wait, or the caller's key has used up its tokens of the minute.
             Timeout, Internal, OutOfMemory: the request took too long or failed.
         """
         caller = current_caller()
-        stored = await self._models.find(request.model)
         await caller.admit()
         async with self._models.loaded(stored) as model:
-            recipe = Recipe(request, stored.id, model.ready, stored.desired.image_defaults)
+            resolved = ResolvedRequest(request, stored.id, model.ready, stored.desired.image_defaults)
             image, mask = None, None
             if request.task == "generate":
-                parameters = recipe.plain()
+                parameters = resolved.parameters()
             else:
                 own = request.task == "edit"
-                order = Decode(image=request.image, mask=request.mask, fit=recipe.fit(), own_mask=own)
+                order = Decode(image=request.image, mask=request.mask, fit=resolved.fit(), own_mask=own)
                 with tracing.part("decode picture"):
                     given = await self._pictures.decode(order)
                 image, mask = given.pixels, given.mask
-                parameters = recipe.over(given.width, given.height, masked=mask is not None)
-
-            def message(number: int) -> messages.Generate:
-                return recipe.generate(number, client, parameters, image, mask)
-
-            with model.draw(message) as drawing:
+                parameters = resolved.parameters_over(given.width, given.height, masked=mask is not None)
+            prompt, negative = request.prompt, request.negative_prompt
+            generate = Generate(
+                client=client,
+                parameters=parameters,
+                draft=Draft(prompt=prompt, negative=negative, seed=resolved.seed, image=image, mask=mask),
+                count=request.count,
+                partials=request.partials,
+                progress=request.progress,
+            )
+            with model.generate(generate) as job:
                 try:
-                    yield self._events(request, stored.id, parameters, drawing)
+                    yield self._events(stored.id, generate, request.output, job)
                 finally:
-                    caller.spend(drawing.tokens(parameters.width * parameters.height * request.count))
+                    caller.spend(job.tokens(parameters.width * parameters.height * request.count))
 
     async def _events(
-        self, request: ImageRequest, model_id: str, parameters: Parameters, drawing: GenerationJob
+        self, model_id: str, generate: Generate, output: Output, job: GenerationJob
     ) -> AsyncIterator[Event]:
-        tokens = 0
         while True:
-            news = await drawing.next()
-            if isinstance(news, messages.Accepted):
-                tokens = news.prompt_tokens
-                yield Started(model_id, parameters, tokens)
-            elif isinstance(news, messages.Progress):
-                yield Progress(news.step, news.steps)
-            elif isinstance(news, messages.Picture):
-                drawn = await self._drawn(request, model_id, parameters, news)
-                yield Done(drawn) if news.partial is None else Partial(news.partial, drawn)
+            message = await job.next()
+            if isinstance(message, Accepted):
+                yield Started(model_id, generate.parameters, generate.draft.seed, message.prompt_tokens)
+            elif isinstance(message, Picture):
+                yield await self._file(model_id, generate, output, message)
             else:
-                yield Finished(tokens, news.steps, news.seconds)
-                return
+                yield message
+                if isinstance(message, Finished):
+                    return
 
-    async def _drawn(
-        self, request: ImageRequest, model_id: str, parameters: Parameters, picture: messages.Picture
-    ) -> Drawn:
-        seed = parameters.seed + picture.index
-        whole = picture.partial is None
+    async def _file(self, model_id: str, generate: Generate, output: Output, picture: Picture) -> PictureFile:
+        seed = generate.draft.seed + picture.index
+        texts = _texts(model_id, generate.parameters, seed) if self._metadata and picture.partial is None else {}
         order = Encode(
             width=picture.width,
             height=picture.height,
             pixels=picture.pixels,
-            kind=request.output.kind,
-            quality=request.output.quality,
-            texts=_texts(model_id, parameters, seed) if self._metadata and whole else {},
+            kind=output.kind,
+            quality=output.quality,
+            texts=texts,
         )
         with tracing.part("encode"):
             data = await self._pictures.encode(order)
-        return Drawn(
+        return PictureFile(
             index=picture.index,
+            partial=picture.partial,
             seed=seed,
-            kind=request.output.kind,
+            kind=output.kind,
             width=picture.width,
             height=picture.height,
             data=data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -17,8 +17,9 @@ from services.image.engine.messages import (
     FromWorker,
     Generate,
     Picture,
+    PipelineReady,
     Progress,
-    Ready,
+    Result,
     Stepped,
 )
 from services.rpc.deadline import caller_deadline
@@ -31,8 +32,6 @@ from services.worker.process import WorkerProcess
 
 TILE = 16  # pixels: the side of an image token
 
-News = Accepted | Progress | Picture | Finished
-
 
 class GenerationJob(Pending):
     """One request and its events, in order."""
@@ -40,10 +39,9 @@ class GenerationJob(Pending):
     def __init__(self) -> None:
         super().__init__()
         self.queued_since = None  # until its prompt is read
-        self.told = False  # a picture has arrived
         self.share = 0.0  # computed share of its steps
         self._counts: dict[str, float] = {}
-        self._unread: deque[News] = deque()
+        self._unread: deque[Result] = deque()
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -54,30 +52,30 @@ class GenerationJob(Pending):
         """Tokens to charge to the key's token rate so far; `pixels` is the total of all its pictures."""
         return int(self._counts.get(INPUT_TOKENS, 0)) + math.ceil(self.share * pixels / TILE**2)
 
-    async def next(self) -> News:
+    async def next(self) -> Result:
         """Waits for the next event. Raises the error that ended the request, after all earlier events."""
         while not self._unread:
             await self._wait()
         return self._unread.popleft()
 
-    def push(self, news: News) -> None:
+    def push(self, result: Result) -> None:
         """Queues an event from the worker. Unread progress is replaced by newer progress, so that the queue of a slow
         reader never holds more than the requested pictures.
         """
-        if self._unread and isinstance(news, Progress) and isinstance(self._unread[-1], Progress):
+        if self._unread and isinstance(result, Progress) and isinstance(self._unread[-1], Progress):
             self._unread.pop()
-        self._unread.append(news)
-        if isinstance(news, Accepted):
-            self._counts[INPUT_TOKENS] = news.prompt_tokens
-        elif isinstance(news, Progress):
-            self.share = news.step / news.steps
-        elif isinstance(news, Picture) and news.partial is None:
+        self._unread.append(result)
+        if isinstance(result, Accepted):
+            self._counts[INPUT_TOKENS] = result.prompt_tokens
+        elif isinstance(result, Progress):
+            self.share = result.step / result.steps
+        elif isinstance(result, Picture) and result.partial is None:
             self._counts[IMAGES] = self._counts.get(IMAGES, 0) + 1
-        elif isinstance(news, Finished):
-            self._counts[STEPS] = news.steps
+        elif isinstance(result, Finished):
+            self._counts[STEPS] = result.steps
             self.share = 1.0
             self.finish()
-        self._tell()
+        self._notify()
 
 
 class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
@@ -86,8 +84,10 @@ class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
     # The worker's reader thread accepts requests even when the batch loop hangs.
     no_progress: ClassVar[tuple[type, ...]] = (Accepted,)
 
-    def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: ImageSettings) -> None:
-        """Takes over a worker that sent Ready."""
+    def __init__(
+        self, model_id: str, worker: WorkerProcess[FromWorker], ready: PipelineReady, settings: ImageSettings
+    ) -> None:
+        """Takes over a worker that sent PipelineReady."""
         self.ready = ready
         self.counters = Counters(0, 0, 0, 0)
         limits = RequestLimits(
@@ -101,52 +101,46 @@ class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
         super().__init__(model_id, worker, limits)
 
     @contextmanager
-    def draw(self, generate: Callable[[int], Generate]) -> Iterator[GenerationJob]:
+    def generate(self, generate: Generate) -> Iterator[GenerationJob]:
         """Runs a request for the duration of the block; leaving the block early cancels the request.
-
-        `generate` builds the worker's message from the request's number.
 
         Raises:
             Overloaded: the queue is full.
         """
         deadline = caller_deadline()
+        at = deadline.at if deadline else None
+        with self._open(GenerationJob(), lambda number: replace(generate, request=number, deadline=at)) as job:
+            yield job
 
-        def timed(request: int) -> Generate:
-            return replace(generate(request), deadline=deadline.at if deadline else None)
-
-        with self._open(GenerationJob(), timed) as drawing:
-            yield drawing
-
-    def _heard(self, message: FromWorker) -> None:
+    def _handle(self, message: FromWorker) -> None:
         if isinstance(message, Stepped):
             self._entered(message.phases)
             self._count(message.counters)
             return
-        if not isinstance(message, Accepted | Progress | Picture | Finished):
+        if not isinstance(message, Result):
             return
-        drawing = self._requests.get(message.request)
-        if drawing is None:
+        job = self._requests.get(message.request)
+        if job is None:
             return  # cancelled meanwhile
         if isinstance(message, Accepted):
-            drawing.queued_since = time.monotonic()
+            job.queued_since = time.monotonic()
         if isinstance(message, Picture) and message.partial is None:
-            self._measure(drawing)
-        drawing.push(message)
+            self._measure(job)
+        job.push(message)
         if isinstance(message, Finished):
             del self._requests[message.request]
 
-    def _measure(self, drawing: GenerationJob) -> None:
+    def _measure(self, job: GenerationJob) -> None:
         metrics.IMAGES.labels(self._model_id).inc()
-        if not drawing.told:
-            drawing.told = True
-            metrics.FIRST_IMAGE.labels(self._model_id).observe(time.monotonic() - drawing.started)
+        if IMAGES not in job.counts:
+            metrics.FIRST_IMAGE.labels(self._model_id).observe(time.monotonic() - job.started)
 
-    def _emptied(self) -> None:
+    def _reset(self) -> None:
         self._count(Counters(self.counters.steps, 0, 0, 0))
 
     def _count(self, counters: Counters) -> None:
         before, self.counters = self.counters, counters
-        self._tell_places(counters.running, counters.waiting)
+        self._set_gauges(counters.running, counters.waiting)
         if (steps := counters.steps - before.steps) > 0:
             metrics.STEPS.labels(self._model_id).inc(steps)
             metrics.IMAGE_STEPS.labels(self._model_id).inc(steps * counters.batch)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.errors import Internal
-from services.image.engine.messages import EngineOptions, FromWorker, Load, Lora, Ready
+from services.image.engine.messages import EngineOptions, FromWorker, Load, Lora, PipelineReady
 from services.image.loaded import LoadedPipeline
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
@@ -14,42 +13,34 @@ from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import ImageSettings
-from services.worker.environment import available_cores, worker_environ
-from services.worker.process import WorkerProcess
-from services.worker.start import WorkerStart
+from services.worker.start import WorkerStart, available_cores, worker_environ
 
 WORKER_MODULE = "services.image.engine"
 CAPABILITY = "image"
 
 
 class ImageManager(ModelManager[LoadedPipeline]):
-    """Loads the image models of this process. `device` is the device they run on: cuda, mps or cpu."""
+    """Loads the image models of this process, each on the device of its runtime."""
 
-    def __init__(self, settings: ImageSettings, device: str) -> None:
+    def __init__(self, settings: ImageSettings) -> None:
         super().__init__(self._start)
         self._settings = settings
-        self._device = device
 
     async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedPipeline:
-        options = self.options(descriptor)
-
-        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedPipeline:
-            if not isinstance(ready, Ready):
-                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
-            return LoadedPipeline(descriptor.id, worker, ready, self._settings)
-
-        start: WorkerStart[FromWorker] = WorkerStart(
+        options = self.options(descriptor, runtime)
+        start: WorkerStart[FromWorker, PipelineReady] = WorkerStart(
             module=WORKER_MODULE,
             messages=FromWorker,
+            ready=(PipelineReady,),
             model_id=descriptor.id,
             environ=worker_environ(options.threads),
             load=Load(runtime.name, options),
             seconds=self._settings.load_seconds,
         )
-        return await start.run(adopt)
+        return await start.run(lambda worker, ready: LoadedPipeline(descriptor.id, worker, ready, self._settings))
 
-    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """Returns the engine options of a model. Its worker and its memory estimate both use them."""
+    def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
+        """Returns the engine options of a model under a runtime. Its worker and its memory estimate both use them."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,
@@ -57,7 +48,8 @@ class ImageManager(ModelManager[LoadedPipeline]):
             base=str(descriptor.base or ""),
             loras=tuple(Lora(path=str(lora.path), scale=lora.scale) for lora in descriptor.loras),
             threads=settings.threads or available_cores(),
-            gpu=self._device == "cuda",
+            gpu=runtime.gpu,
+            device=runtime.device,
             dtype=settings.dtype,
             batch_images=settings.batch_images,
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
+from services.image.engine.batch_size import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
@@ -25,7 +25,7 @@ from services.models.formats.safetensors_header import read_tensors
 from services.models.hub.source_tree import LocalTree
 from services.models.registry import Runtime
 from services.residency.memory.device_memory import DeviceMemory, read_devices
-from services.residency.memory.memory_estimate import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate
+from services.residency.memory.memory_estimate import HOST, NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
 from services.settings.settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
@@ -40,7 +40,7 @@ class ImageMemoryEstimate:
 
     def __init__(
         self,
-        options: Callable[[ModelDescriptor], EngineOptions],
+        options: Callable[[ModelDescriptor, Runtime], EngineOptions],
         devices: Callable[[], list[DeviceMemory]] = read_devices,
     ) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class ImageMemoryEstimate:
         Raises:
             AllmError, OSError, ValueError: a header cannot be read.
         """
-        options = self._options(descriptor)
+        options = self._options(descriptor, runtime)
         number = NUMBER_BYTES.get(options.dtype, 2 if options.gpu else 4)
         files = [path for path in descriptor.files if path.suffix == _WEIGHTS]
         weights = {path: _numbers(path) * number for path in files}
@@ -62,17 +62,19 @@ class ImageMemoryEstimate:
             "weights": sum(weights.values()),
             "compute": images * side**2 * channels * _BYTES_PER_CHANNEL * number // 4 + _KERNELS,
         }
-        if not options.gpu:
+        device = gpu_of(runtime)
+        if not device:
             parts["weights"] += max((path.stat().st_size for path in files), default=0)
-            return MemoryEstimate.of(parts, {"worker": WORKER_BYTES}, gpu=False)
+            return MemoryEstimate.of(parts, {"worker": WORKER_BYTES}, runtime)
         parts["compute"] += TORCH_CONTEXT
         host = WORKER_BYTES + parts["weights"]  # weights are read into host memory before they move to the device
-        return MemoryEstimate({HOST: host, DEVICE: self._on_device(parts, weights)}, {**parts, "worker": WORKER_BYTES})
+        taken = self._on_device(device, parts, weights)
+        return MemoryEstimate({HOST: host, device: taken}, {**parts, "worker": WORKER_BYTES})
 
-    def _on_device(self, parts: Mapping[str, int], weights: Mapping[Path, int]) -> int:
+    def _on_device(self, device: str, parts: Mapping[str, int], weights: Mapping[Path, int]) -> int:
         """Returns the whole estimate, or, if the GPU is too small, the running component's (see choose_offload)."""
         whole = sum(parts.values())
-        total = next((each.total for each in self._devices() if each.name == DEVICE), whole)
+        total = next((each.total for each in self._devices() if each.name == device), whole)
         if whole <= total * SPARE:
             return whole
         components: dict[Path, int] = {}

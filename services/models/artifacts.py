@@ -15,8 +15,8 @@ import msgspec
 
 from services.errors import InvalidRequest, ModelInvalid
 from services.models.descriptor import Format
-from services.models.hub.source import HubSource, parse_source
-from services.settings.setting_reader import SettingError
+from services.models.hub.source import HUB_SHAPE, HubSource, parse_source
+from services.settings.setting import SettingError
 
 SHIPPED = Path(__file__).with_name("supported_models.json")
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
@@ -39,7 +39,7 @@ class _Artifact(msgspec.Struct, forbid_unknown_fields=True):
     repository: str
     format: Format
     runtime: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    devices: Annotated[list[Literal["cuda", "mps", "cpu"]], msgspec.Meta(min_length=1)]
+    devices: Annotated[list[Literal["cuda", "vulkan", "mps", "cpu"]], msgspec.Meta(min_length=1)]
     revision: str | None = None
     file: str | None = None
 
@@ -85,7 +85,7 @@ def load_supported(path: Path | None) -> SupportedModels:
     artifacts: dict[str, list[KnownArtifact]] = {}
     for model in document.models:
         if model.source in artifacts:
-            raise ModelInvalid(f"{where}: {model.source!r} is there twice")
+            raise ModelInvalid(f"{where}: {model.source!r} appears twice")
         _hub_source(where, model.source, None, None)
         artifacts[model.source] = [_known(where, artifact) for artifact in model.artifacts]
     return SupportedModels(artifacts)
@@ -131,5 +131,5 @@ def _hub_source(where: str, repository: str, revision: str | None, file: str | N
     except InvalidRequest as error:
         raise ModelInvalid(f"{where}: {error.message}") from error
     if found != wanted:
-        raise ModelInvalid(f"{where}: {text!r} does not have the shape of a source on the hub")
+        raise ModelInvalid(f"{where}: {text!r} does not have the shape {HUB_SHAPE}")
     return wanted

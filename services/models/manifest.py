@@ -84,4 +84,4 @@ def _check_file(file: ManifestFile) -> None:
     if file.size < 0:
         raise ModelInvalid(f"{file.path} has a size of {file.size} bytes")
     if file.sha256 and not _SHA256.fullmatch(file.sha256):
-        raise ModelInvalid(f"{file.path}: {file.sha256[:80]!r} is no SHA-256")
+        raise ModelInvalid(f"{file.path}: {file.sha256[:80]!r} is not a SHA-256")

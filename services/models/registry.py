@@ -1,4 +1,4 @@
-"""The runtime registry: a static table that says which runtimes can run a model.
+"""The runtime registry: a static table of the models that each runtime can run, and the ranking that chooses one.
 
 Runtimes are not discovered: each is one entry here and one module in its service's `engine/runtimes`.
 """
@@ -6,7 +6,7 @@ Runtimes are not discovered: each is one entry here and one module in its servic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.errors import Unsupported
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
@@ -14,6 +14,8 @@ from services.models.vllm_models import VLLM_DECODERS, VLLM_MISSING, VLLM_QUANTI
 
 GIB = 1024**3
 CPU_LIMIT_BYTES = 4 * GIB  # most weights that `ALLM_DEVICE=auto` accepts without a GPU
+CPU = "cpu"
+DEVICES = ("cuda", "vulkan", "mps", CPU)  # best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,15 @@ class Runtime:
     quantizations: frozenset[str] = frozenset()  # supported `architecture:quantization` of quantised safetensors
     pipelines: bool = False  # can divide a model's layers into stages, also on several machines
     missing: str = ""  # if it is not installed here: the reason and the remedy; empty: it is installed
+    device: str = ""  # one of DEVICES, on which it computes here; empty: not determined
+    lacking: str = ""  # why it cannot use the requested device or, with `auto`, any GPU
+    shares_host: bool = False  # whether the memory of its GPU is the host's
+    packs: bool = False  # whether its GPU computes the experts of gpt-oss packed in MXFP4
+
+    @property
+    def gpu(self) -> bool:
+        """True if it computes on a GPU here."""
+        return self.device not in ("", CPU)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -100,7 +111,7 @@ RUNTIMES = (
         modality="text",
         formats=frozenset({"gguf"}),
         architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | _LLAMA_CPP_ENCODERS},
-        devices=frozenset({"cpu", "cuda", "mps"}),
+        devices=frozenset({"cpu", "cuda", "vulkan", "mps"}),
     ),
     Runtime(
         name="torch",
@@ -122,7 +133,6 @@ RUNTIMES = (
         pipelines=True,
         missing=VLLM_MISSING,
     ),
-    # The two Whisper runtimes do not compute on mps: there they use the CPU.
     Runtime(
         name="whisper",
         modality="audio",
@@ -135,7 +145,7 @@ RUNTIMES = (
         modality="audio",
         formats=frozenset({"whisper"}),
         architectures={"transcription": _WHISPER_ANY, "translation": _WHISPER_ANY},
-        devices=frozenset({"cpu", "cuda", "mps"}),
+        devices=frozenset({"cpu", "cuda"}),  # CTranslate2 has no Metal: on a Mac it uses the processor
     ),
     Runtime(
         name="diffusers",
@@ -169,17 +179,25 @@ class Verdict:
 
 
 class EngineRegistry:
-    """Resolves models to runtimes. `device` is the device of this service; `forced`: an operator chose it."""
+    """Resolves models to runtimes.
+
+    `device`: one of DEVICES, the best of this service, and that of runtimes whose own device is not determined;
+    `forced`: an operator chose it.
+    """
 
     def __init__(self, device: str, *, forced: bool, runtimes: tuple[Runtime, ...] = RUNTIMES) -> None:
         self._device = device
         self._forced = forced
-        self._runtimes = runtimes
+        self._runtimes = tuple(one if one.device else replace(one, device=device) for one in runtimes)
 
     @property
     def device(self) -> str:
-        """cuda, mps or cpu."""
+        """The best device of its runtimes, or the requested one: one of DEVICES."""
         return self._device
+
+    def device_of(self, name: str) -> str:
+        """Returns the device on which the runtime of that name computes; the service's for an unknown name."""
+        return next((one.device for one in self._runtimes if one.name == name), self._device)
 
     @property
     def forced(self) -> bool:
@@ -207,7 +225,7 @@ class EngineRegistry:
         able = [runtime for runtime in self._runtimes if not objections[runtime.name]]
         if asked and not any(runtime.name == asked for runtime in able):
             why = objections.get(asked) or f"there are {', '.join(objections) or 'no runtimes'}"
-            raise Unsupported(f"{model.id}: the runtime {asked!r} that was asked for cannot run it here: {why}")
+            raise Unsupported(f"{model.id}: the requested runtime {asked!r} cannot run it here: {why}")
         if not able:
             raise Unsupported(self._refusal(model, engine))
         return next(runtime for runtime in self._ranked(able, measured) if not asked or runtime.name == asked)
@@ -259,10 +277,12 @@ class EngineRegistry:
 
     def _inability_here(self, runtime: Runtime, model: ModelFacts) -> str:
         """Returns why a runtime that supports the model cannot run it on this machine; empty if it can."""
-        if self._device not in runtime.devices:
-            return f"it does not run on {self._device}"
-        if self._device == "cpu" and not self._forced and _memory(model) > CPU_LIMIT_BYTES:
-            return self._needs_gpu(model)
+        if runtime.device not in runtime.devices:
+            return f"it does not run on {runtime.device}"
+        if runtime.gpu and runtime.lacking:
+            return f"{runtime.name} cannot compute on {runtime.device} here: {runtime.lacking}"
+        if not runtime.gpu and not self._forced and _memory(model) > CPU_LIMIT_BYTES:
+            return _needs_gpu(model, runtime)
         return ""
 
     def _refusal(self, model: ModelFacts, engine: EngineSettings) -> str:
@@ -299,28 +319,24 @@ class EngineRegistry:
             left = [runtime for runtime in left if runtime.pipelines]
             if not left:
                 return f"{model.id}: {names} cannot divide it into stages, and {_stages(engine)}"
-        if not any(self._device in runtime.devices for runtime in left):
-            return f"{model.id}: {names} cannot run it on {self._device}"
-        return f"{model.id}: {self._needs_gpu(model)}"
-
-    def _needs_gpu(self, model: ModelFacts) -> str:
-        dequantised = f" dequantised from {model.quantization}" if model.unpacked_size else ""
-        return (
-            f"needs a GPU: its weights take {_memory(model) / GIB:.1f} GiB{dequantised}, without a GPU "
-            f"{CPU_LIMIT_BYTES / GIB:.0f} GiB are accepted (ALLM_DEVICE=cpu lifts the limit)"
-        )
+        if not any(runtime.device in runtime.devices for runtime in left):
+            return f"{model.id}: {names} cannot run it on {left[0].device}"
+        reasons = {runtime.name: self._inability_here(runtime, model) for runtime in left}
+        if len(set(reasons.values())) == 1:
+            return f"{model.id}: {next(iter(reasons.values()))}"
+        return f"{model.id}: " + "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
     def _figures(self, measured: Iterable[Measurement]) -> dict[str, Measurement]:
-        return {figure.runtime: figure for figure in measured if figure.device == self._device}
+        return {figure.runtime: figure for figure in measured if figure.device == self.device_of(figure.runtime)}
 
     def _ranked(self, able: list[Runtime], measured: Iterable[Measurement]) -> list[Runtime]:
-        """Sorts runtimes: measured ones by tokens/s, first token and memory, then the others in table order."""
+        """Sorts runtimes: measured ones by tokens/s, first token and memory, then those with a GPU, then the others."""
         figures = self._figures(measured)
 
-        def rank(runtime: Runtime) -> tuple[float, float, float]:
+        def rank(runtime: Runtime) -> tuple[float, float, float, bool]:
             if figure := figures.get(runtime.name):
-                return -figure.tokens_per_second, figure.first_token_seconds, figure.peak_memory
-            return 0.0, 0.0, 0.0
+                return -figure.tokens_per_second, figure.first_token_seconds, figure.peak_memory, False
+            return 0.0, 0.0, 0.0, not runtime.gpu
 
         return sorted(able, key=rank)  # stable
 
@@ -329,8 +345,17 @@ class EngineRegistry:
         if not chosen:
             return f"it could run it ({what}); another is preferred"
         if asked:
-            return f"an operator asked for it ({what})"
+            return f"an operator requested it ({what})"
         return f"the best measured: {what}" if figure else "the first registered that can run it; none was measured"
+
+
+def _needs_gpu(model: ModelFacts, runtime: Runtime) -> str:
+    dequantised = f" dequantised from {model.size / GIB:.1f} GiB in {model.quantization}" if model.unpacked_size else ""
+    why = f". {runtime.name} has none: {runtime.lacking}" if runtime.lacking else ""
+    return (
+        f"needs a GPU: its weights take {_memory(model) / GIB:.1f} GiB{dequantised}, without a GPU "
+        f"{CPU_LIMIT_BYTES / GIB:.0f} GiB are accepted (ALLM_DEVICE=cpu lifts the limit){why}"
+    )
 
 
 def _memory(model: ModelFacts) -> int:
@@ -339,11 +364,11 @@ def _memory(model: ModelFacts) -> int:
 
 
 def _stages(engine: EngineSettings) -> str:
-    return f"it was asked for {engine.pipeline_parallel} (pipeline_parallel)"
+    return f"{engine.pipeline_parallel} are requested (pipeline_parallel)"
 
 
 def _purpose(capabilities: frozenset[str]) -> str:
-    return ", ".join(sorted(capabilities)) or "what the model is made for"
+    return ", ".join(sorted(capabilities)) or "the model's capabilities"
 
 
 def _for(model: ModelFacts, runtimes: Iterable[Runtime]) -> str:

@@ -50,7 +50,7 @@ def word(table: dict[K, V], value: V) -> K:
     for key, known in table.items():
         if known == value:
             return key
-    raise Internal(f"the value {value} is not known here: another version of allm wrote it")
+    raise Internal(f"the value {value} is unknown: another version of allm wrote it")
 
 
 def manifest_message(manifest: Manifest) -> manifest_pb2.Manifest:

@@ -7,32 +7,80 @@ import contextlib
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from services.errors import AllmError, Cancelled, ModelNotReady, Overloaded
 from services.models.hub.repository import Damaged
 from services.models.hub.transfer import download
 from services.models.manifest import Manifest, ManifestFile
 from services.provision.model_cache import ModelCache
-from services.provision.progress import Meter, Progress
 from services.provision.staging import on_disk, prune, publish, sync
 from services.provision.verify import problem
 
-__all__ = ["FetchProblem", "Progress", "fetch"]
-
+INTERVAL = 0.2  # seconds between two reports
 log = logging.getLogger(__name__)
-
 FILES_AT_ONCE = 4
 MODELS_AT_ONCE = 8  # in this process; others wait
 MARGIN = 256 * 1024 * 1024  # bytes that a fetch leaves free
 LOCK_SECONDS = 0.5  # between two checks whether another process has finished
 DISK_SECONDS = 60.0  # until the next check for free disk space
 WAIT_SECONDS = 10.0  # until the next attempt after a failure of the hub or the disk
-
-
 _fetching = threading.BoundedSemaphore(MODELS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes done in a stage, of the total."""
+
+    stage: Literal["downloading", "verifying"]
+    done: int
+    total: int
+    waits: bool = False  # for another fetch, in this or another process
+
+
+class Meter:
+    """The progress meter of a fetch: sums its threads' work, and reports it a few times a second."""
+
+    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
+        self._total = total
+        self._report = report
+        self._downloaded: dict[str, int] = {}
+        self._verified: dict[str, int] = {}
+        self._sums = [0, 0]
+        self._last = 0.0
+        self._lock = threading.Lock()
+
+    def downloaded(self, path: str, done: int) -> None:
+        """Reports the bytes of a file that are on disk."""
+        self._count(0, self._downloaded, path, done)
+
+    def verified(self, path: str, done: int) -> None:
+        """Reports the bytes of a file that are verified."""
+        self._count(1, self._verified, path, done)
+
+    def elsewhere(self, done: int) -> None:
+        """Reports the bytes on disk while another fetch has its turn."""
+        self._report(Progress("downloading", done, self._total, waits=True))
+
+    def _count(self, which: int, by_path: dict[str, int], path: str, done: int) -> None:
+        with self._lock:
+            self._sums[which] += done - by_path.get(path, 0)
+            by_path[path] = done
+            now = time.monotonic()
+            last = self._sums[which] == self._total  # the end of a stage is always reported
+            if now - self._last < INTERVAL and not last:
+                return
+            self._last = now
+            downloaded, verified = self._sums
+            if downloaded < self._total:
+                self._report(Progress("downloading", downloaded, self._total))
+            else:
+                self._report(Progress("verifying", verified, self._total))
 
 
 class FetchProblem(Exception):
@@ -61,12 +109,12 @@ async def fetch(
     loop = asyncio.get_running_loop()
     stop = threading.Event()
 
-    def tell(news: Progress) -> None:
-        loop.call_soon_threadsafe(progress, news)
+    def report(made: Progress) -> None:
+        loop.call_soon_threadsafe(progress, made)
 
     # A separate thread: a fetch takes hours, and the event loop's few threads are for short work.
     executor = ThreadPoolExecutor(1, thread_name_prefix="fetch")
-    work = loop.run_in_executor(executor, _Fetch(model_cache, model_id, manifest, tell, stop).run)
+    work = loop.run_in_executor(executor, _Fetch(model_cache, model_id, manifest, report, stop).run)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -87,16 +135,16 @@ class _Fetch:
         model_cache: ModelCache,
         model_id: str,
         manifest: Manifest,
-        tell: Callable[[Progress], None],
+        report: Callable[[Progress], None],
         stop: threading.Event,
     ) -> None:
         self._model_cache = model_cache
         self._id = model_id
         self._manifest = manifest
         self._stop = stop
-        self._place = model_cache.place(model_id, manifest)
+        self._folder = model_cache.model_folder(model_id, manifest)
         self._staging = model_cache.staging(model_id, manifest)
-        self._meter = Meter(manifest.size, tell)
+        self._meter = Meter(manifest.size, report)
 
     def run(self) -> Path:
         try:
@@ -112,10 +160,10 @@ class _Fetch:
             raise FetchProblem(
                 f"{where} cannot be written: {error.strerror or error}", permanent=False, retry_after=DISK_SECONDS
             ) from error
-        return self._place
+        return self._folder
 
     def _run(self) -> None:
-        problems = self._model_cache.whole(self._manifest, self._place)
+        problems = self._model_cache.find_problems(self._manifest, self._folder)
         if problems and not self._manifest.repository:
             raise FetchProblem(_sentences(problems), permanent=True)
         with contextlib.ExitStack() as stack:
@@ -123,15 +171,15 @@ class _Fetch:
                 self._meter.elsewhere(on_disk(self._manifest, self._staging))
                 if self._stop.wait(LOCK_SECONDS):
                     raise Cancelled(f"{self._id}: the fetch was stopped")
-                problems = self._model_cache.whole(self._manifest, self._place)
-            if problems and (problems := self._model_cache.whole(self._manifest, self._place)):
+                problems = self._model_cache.find_problems(self._manifest, self._folder)
+            if problems and (problems := self._model_cache.find_problems(self._manifest, self._folder)):
                 self._make_staging(problems)
                 self._check_space()
                 self._fetch_all()
-                missing = self._model_cache.whole(self._manifest, self._staging)
+                missing = self._model_cache.find_problems(self._manifest, self._staging)
                 if missing:
                     raise FetchProblem(_sentences(missing), permanent=False, retry_after=WAIT_SECONDS)
-                publish(self._manifest, self._staging, self._place)
+                publish(self._manifest, self._staging, self._folder)
 
     def _may_begin(self, stack: contextlib.ExitStack) -> bool:
         """Takes a fetch slot and the fetch lock until the stack ends; returns whether both were free."""
@@ -151,12 +199,12 @@ class _Fetch:
         staging = self._staging
         if staging.is_symlink():
             staging.unlink()
-        if self._place.exists():
+        if self._folder.exists():
             log.warning("published files are damaged", extra={"model": self._id, "problem": _sentences(problems)})
             if staging.exists():
                 shutil.rmtree(staging)
             staging.parent.mkdir(parents=True, exist_ok=True)
-            self._place.rename(staging)
+            self._folder.rename(staging)
             for file in self._manifest.files:  # unlinked, not changed: other processes may have them open
                 path = staging / file.path
                 if path.is_file() and path.lstat().st_size != file.size:
@@ -170,7 +218,7 @@ class _Fetch:
         if needed + MARGIN > free:
             raise FetchProblem(
                 f"{self._id} needs {needed:,} more bytes in {self._model_cache.folder} (ALLM_MODELS_DIR), and "
-                f"{MARGIN:,} to spare; {free:,} are free",
+                f"a margin of {MARGIN:,}; {free:,} are free",
                 permanent=False,
                 retry_after=DISK_SECONDS,
             )

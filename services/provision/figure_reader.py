@@ -6,14 +6,14 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from services.models.descriptor import Modality
-from services.residency.memory.snapshot import Snapshot
+from services.residency.memory.readings import Snapshot
 from services.telemetry import figures, metrics
 from services.telemetry.figures import DeviceFigures, Figures, HostFigures, Latencies
-from services.telemetry.metric_sums import buckets, total
 from services.telemetry.model_events import EVENTS, ModelEvents
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -28,6 +28,29 @@ _FIRST: dict[Modality, Histogram] = {
     "audio": metrics.FIRST_SEGMENT,
     "image": metrics.FIRST_IMAGE,
 }
+
+
+def total(metric: Counter | Gauge) -> float | None:
+    """Returns the sum of all series; None if there is none yet. `collect` would take much longer."""
+    series: list[Any] = list(metric._metrics.values())
+    return sum(each._value.get() for each in series) if series else None
+
+
+def buckets(metric: Histogram, **labels: str) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
+    """Returns the buckets' upper bounds without the last, and their counts, over all series with these labels.
+
+    None if no such series exists yet.
+    """
+    places = [(metric._labelnames.index(name), value) for name, value in labels.items()]
+    series: list[Any] = [
+        child
+        for values, child in list(metric._metrics.items())
+        if all(values[place] == value for place, value in places)
+    ]
+    if not series:
+        return None
+    counts = zip(*([bucket.get() for bucket in child._buckets] for child in series), strict=True)
+    return tuple(metric._upper_bounds[:-1]), tuple(int(sum(of_all)) for of_all in counts)
 
 
 class FigureReader:

@@ -49,7 +49,7 @@ class Follower:
         self._asking = 0
         self._unsettled: dict[str, DesiredModel] | None = None  # registrations as received, while a catalog may be new
         self.synced = asyncio.Event()  # set once all registrations have been received
-        self.heard = asyncio.Event()  # set at every message; the waiter clears it
+        self.updated = asyncio.Event()  # set at every message; the waiter clears it
 
     async def follow(self) -> None:
         """Follows until it is cancelled."""
@@ -59,7 +59,7 @@ class Follower:
                 await self._watch()
                 pause = PAUSE
             except grpc.aio.AioRpcError as error:
-                log.warning("the catalog is away", extra={"code": error.code().name, "details": error.details()})
+                log.warning("the catalog is unavailable", extra={"code": error.code().name, "details": error.details()})
             except Exception:
                 log.exception("cannot follow the catalog")
             await asyncio.sleep(pause)
@@ -96,10 +96,10 @@ class Follower:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 while name not in self._store:
-                    self.heard.clear()
-                    await self.heard.wait()
+                    self.updated.clear()
+                    await self.updated.wait()
         except TimeoutError:
-            raise ModelNotReady(f"The model `{name}` is registered; its service has not heard of it yet.") from None
+            raise ModelNotReady(f"The model `{name}` is registered; its service has not received it yet.") from None
 
     async def _watch(self) -> None:
         self._unsettled = {}
@@ -124,7 +124,7 @@ class Follower:
             elif event == "synced":
                 self._model_set.retain(seen)
                 self.synced.set()
-            self.heard.set()
+            self.updated.set()
 
     def _forget(self, model_id: str, seen: set[str]) -> None:
         seen.discard(model_id)

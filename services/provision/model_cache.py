@@ -56,7 +56,7 @@ class ModelCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def place(self, model_id: str, manifest: Manifest) -> Path:
+    def model_folder(self, model_id: str, manifest: Manifest) -> Path:
         """Returns the folder of a manifest's files, existing or not; for a local model its own."""
         if not manifest.repository:
             return Path(manifest.folder)
@@ -70,7 +70,7 @@ class ModelCache:
         """Returns the lock whose exclusive holder may write to the staging folder and publish."""
         return self._lock(safe_name(model_id), manifest.digest[:16], "fetch")
 
-    def whole(self, manifest: Manifest, folder: Path) -> list[str]:
+    def find_problems(self, manifest: Manifest, folder: Path) -> list[str]:
         """Returns what is missing in `folder` or has the wrong size; quick, because it reads no file.
 
         Raises:
@@ -106,7 +106,7 @@ class ModelCache:
     def hold(self, model_id: str, *manifests: Manifest) -> Hold:
         """Holds these files, existing or not, for this replica: nobody discards them meanwhile.
 
-        Waits while another process discards them, which takes two renames: call `whole` after this, not before.
+        Waits while another process discards them, which takes two renames: call `find_problems` after this, not before.
 
         Raises:
             OSError: the volume cannot be written to.
@@ -152,7 +152,7 @@ class ModelCache:
                 self._discard(name, digest)
 
     def _discard(self, name: str, digest: str) -> bool:
-        place, staging = self.folder / name / digest, self.folder / ".partial" / f"{name}--{digest}"
+        published, staging = self.folder / name / digest, self.folder / ".partial" / f"{name}--{digest}"
         bin_ = self.folder / ".discarded"
         with contextlib.ExitStack() as stack:
             for lock in (self._lock(name, digest, "fetch"), self._lock(name, digest, "serve")):
@@ -160,11 +160,11 @@ class ModelCache:
                 if not lock.take():
                     return False
             bin_.mkdir(parents=True, exist_ok=True)
-            for folder in (place, staging):
+            for folder in (published, staging):
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(bin_ / uuid.uuid4().hex)
         with contextlib.suppress(OSError):  # another generation is in it
-            place.parent.rmdir()
+            published.parent.rmdir()
         for left in list(bin_.iterdir()):  # including remains of a killed process
             shutil.rmtree(left, ignore_errors=True)
         return True

@@ -79,7 +79,7 @@ class ModelSet:
         try:
             await model.close(forget=True)
         except Exception:
-            log.exception("a removed model has left something behind", extra={"model": model_id})
+            log.exception("files of a removed model remain", extra={"model": model_id})
         finally:
             if self._leaving.get(model_id) is asyncio.current_task():
                 del self._leaving[model_id]

@@ -40,8 +40,8 @@ class Plan:
 
     def descriptor(self, generation: int, folders: Sequence[Path]) -> ModelDescriptor:
         """Describes the model once all files are here; `folders` hold the files of the `manifests`."""
-        *beside, folder = folders
-        parts = list(zip(self.parts, beside, strict=True))
+        *part_folders, folder = folders
+        parts = list(zip(self.parts, part_folders, strict=True))
         return describe(
             self.facts,
             generation,
@@ -89,7 +89,9 @@ def _artifact_plan(
     artifact: Artifact, desired: DesiredModel, registry: EngineRegistry, publishers: tuple[str, ...]
 ) -> Plan | None:
     """Makes a plan with an execution cache; None if publisher, device or runtime does not match."""
-    if not allowed(artifact.manifest.repository, publishers) or registry.device not in artifact.devices:
+    if not allowed(artifact.manifest.repository, publishers):
+        return None
+    if registry.device_of(artifact.runtime) not in artifact.devices:
         return None
     if desired.runtime not in ("", artifact.runtime):
         return None

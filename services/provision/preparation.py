@@ -115,7 +115,7 @@ class Preparation:
         if anew or (desired.runtime, desired.artifacts) != (old.runtime, old.artifacts):
             self._prepare()
         else:
-            self._tell()
+            self._notify()
 
     def status(self) -> Status:
         """Returns the model's status."""
@@ -137,7 +137,7 @@ class Preparation:
             generation=stand.serving.descriptor.generation,
             reason=reason.message if reason and not resident else "",
             runtime=stand.serving.runtime.name,
-            device=self._means.registry.device,
+            device=stand.serving.runtime.device,
             artifact=stand.plan.artifact,
             done_bytes=done,
             total_bytes=total,
@@ -193,7 +193,7 @@ class Preparation:
         if before and self._coming:
             before.cancel()
         self._coming = _Coming(generation=self.desired.generation)
-        self._tell()
+        self._notify()
         self._task = asyncio.create_task(self._guarded(self._run(self.desired, self._coming, before), self._coming))
 
     async def _run(self, desired: DesiredModel, coming: _Coming, before: asyncio.Task[None] | None) -> None:
@@ -209,7 +209,7 @@ class Preparation:
             try:
                 await self._follow(plan, desired, coming)
             except AllmError as problem:
-                log.warning("a model cannot be had", extra={"model": desired.id, "reason": problem.message})
+                log.warning("a model cannot be prepared", extra={"model": desired.id, "reason": problem.message})
                 reasons.append(f"{plan.artifact}: {problem.message}" if plan.artifact else problem.message)
             else:
                 return
@@ -218,7 +218,7 @@ class Preparation:
     async def _follow(self, plan: Plan, desired: DesiredModel, coming: _Coming) -> None:
         if self._serves(plan, desired.generation):
             self._coming = None
-            self._tell()
+            self._notify()
             return
         # First, because another replica that no longer needs the files could otherwise remove them in between.
         hold = await self._hold(desired.id, plan.manifests, coming)
@@ -271,7 +271,7 @@ class Preparation:
                 if problem.permanent:
                     raise ModelInvalid(problem.message) from problem
                 wait = problem.retry_after or pause
-                log.warning("fetching goes on later", extra={"model": desired.id, "reason": problem.message})
+                log.warning("fetching continues later", extra={"model": desired.id, "reason": problem.message})
                 waiting = ModelNotReady(f"{problem.message}; trying again in {wait:.0f} s", retry_after=wait)
                 self._come(coming, "downloading", waiting)
             await asyncio.sleep(wait)
@@ -279,8 +279,8 @@ class Preparation:
 
     async def _look(self, desired: DesiredModel, manifest: Manifest, coming: _Coming) -> Path:
         """Returns the folder of local files. The model is failed while they differ from the registration."""
-        folder = self._means.model_cache.place(desired.id, manifest)
-        while wrong := await asyncio.to_thread(self._means.model_cache.whole, manifest, folder):
+        folder = self._means.model_cache.model_folder(desired.id, manifest)
+        while wrong := await asyncio.to_thread(self._means.model_cache.find_problems, manifest, folder):
             self._come(coming, "failed", ModelInvalid("; ".join(wrong[:MAX_REASONS])))
             await asyncio.sleep(LOOK_AGAIN)
         return folder
@@ -292,7 +292,7 @@ class Preparation:
         if old and means.manager.resident(old.key):
             await self._load_beside(old, new)
         self._stand, self._coming, self._load_again = new, None, 0.0
-        self._tell()
+        self._notify()
         self.keep()
         log.info("model is ready", extra={"model": desired.id, "generation": desired.generation})
         self._beside(self._tidy(old, new))
@@ -309,7 +309,7 @@ class Preparation:
             await load_beside(self._means.manager, new.serving, step_down)
         except BaseException:
             self._stand = old
-            self._tell()
+            self._notify()
             raise
 
     async def _tidy(self, old: _Stand | None, new: _Stand) -> None:
@@ -327,7 +327,8 @@ class Preparation:
         """Checks the files after a failed load: prepares the model again if any are missing or changed."""
         model_cache, wrong = self._means.model_cache, []
         for manifest in stand.plan.manifests:
-            wrong += await asyncio.to_thread(model_cache.whole, manifest, model_cache.place(self.desired.id, manifest))
+            folder = model_cache.model_folder(self.desired.id, manifest)
+            wrong += await asyncio.to_thread(model_cache.find_problems, manifest, folder)
         if wrong and stand is self._stand and not self._gone:
             log.warning("files were lost", extra={"model": self.desired.id, "problem": "; ".join(wrong[:MAX_REASONS])})
             self._stand = None
@@ -347,22 +348,22 @@ class Preparation:
         share = progress.done * PERCENT // progress.total if progress.total else PERCENT
         how = f"{self.desired.id} is {progress.stage}: {share} % done"
         if progress.waits:
-            how += "; this replica waits for its turn, or for another one that fetches the same"
+            how += "; this replica waits for its turn, or for another replica that fetches the same files"
         self._come(coming, progress.stage, ModelNotReady(how))
 
     def _come(self, coming: _Coming, state: State, problem: AllmError) -> None:
         if coming is self._coming:  # otherwise a later generation has replaced it
             coming.state, coming.problem = state, problem
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Publishes the model's current state in the store, where requests find it."""
         if self._gone:
             return
         serving = self._stand.serving if self._stand else None
         problem = None
         if serving is None:
-            waiting = ModelNotReady(f"{self.desired.id} is registered; its service has not begun with it yet")
+            waiting = ModelNotReady(f"{self.desired.id} is registered; its service has not started on it yet")
             problem = (self._coming.problem if self._coming else None) or waiting
         self._means.store.put(StoredModel(desired=self.desired, serving=serving, problem=problem))
         self._means.changed()

@@ -84,7 +84,7 @@ class Provision:
     async def warm(self) -> None:
         """Waits for the catalog, and until every model that belongs in memory is loaded or cannot be."""
         await self._follower.synced.wait()
-        while self._model_set.is_warming():  # noqa: ASYNC110 - workers load, and tell nobody but who asks
+        while self._model_set.is_warming():  # noqa: ASYNC110 - workers load, and send no event
             await asyncio.sleep(WARMING_SECONDS)
 
     def models(self) -> set[str]:

@@ -48,7 +48,7 @@ class Reporter:
         self._changed = changed
         self._complete = True
         self._within = REPORT_SECONDS
-        self._told: dict[str, Status] = {}
+        self._reported: dict[str, Status] = {}
         self._upheavals = 0
         self._figures = figures
         self._event = 0  # number of the last event that the catalog has received
@@ -70,25 +70,25 @@ class Reporter:
         """Loads models that belong in memory, and reports. Catches everything: a bug must not silence this replica."""
         try:
             self._model_set.keep()
-            return await self._tell()
+            return await self._send()
         except Exception:
             log.exception("cannot report")
             self._complete = True
             return False
 
-    async def _tell(self) -> bool:
+    async def _send(self) -> bool:
         """Sends one report; returns whether the catalog took it."""
         if self._upheavals != self._model_set.upheavals:  # the catalog has forgotten these models' statuses
             self._upheavals, self._complete = self._model_set.upheavals, True
         statuses = self._model_set.statuses()
-        news = statuses if self._complete else {k: v for k, v in statuses.items() if self._told.get(k) != v}
+        updates = statuses if self._complete else {k: v for k, v in statuses.items() if self._reported.get(k) != v}
         request = model_service_pb2.ReportModelStatusRequest(
             replica=self._replica,
             modality=wire.MODALITIES[self._modality],
             complete=self._complete,
             statuses=[
                 model_service_pb2.ModelStatus(id=model_id, status=wire.status_message(self._replica, status))
-                for model_id, status in news.items()
+                for model_id, status in updates.items()
             ],
         )
         if self._complete:
@@ -99,10 +99,10 @@ class Reporter:
         try:
             reply = await self._catalog.ReportModelStatus(request, timeout=TIMEOUT)
         except grpc.aio.AioRpcError as error:
-            log.debug("the catalog did not take a report", extra={"code": error.code().name})
+            log.debug("the catalog did not accept a report", extra={"code": error.code().name})
             self._complete = True
             return False
-        self._told = statuses
+        self._reported = statuses
         self._event = max([self._event, *(one.number for one in request.figures.events)])
         # Models removed since were in no report: the catalog forgets them with their registration.
         self._complete = reply.send_complete
@@ -119,7 +119,7 @@ class Reporter:
         try:
             request.figures.CopyFrom(figures_wire.figures_message(self._figures.read(self._event)))
         except Exception:
-            log.exception("cannot tell the figures of this replica")
+            log.exception("cannot report the figures of this replica")
             self._figures = None
 
     async def _leave(self) -> None:
@@ -141,5 +141,7 @@ def _offers(runtime: Runtime) -> Iterator[model_service_pb2.RuntimeOffer]:
             devices=sorted(runtime.devices),
             quantizations=sorted(runtime.quantizations),
             missing=runtime.missing,
+            device=runtime.device,
+            device_missing=runtime.lacking,
             pipelines=runtime.pipelines,
         )

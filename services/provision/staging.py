@@ -46,23 +46,23 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def publish(manifest: Manifest, staging: Path, place: Path) -> None:
-    """Publishes the staging folder as `place`, with one rename. Its files are synced already.
+def publish(manifest: Manifest, staging: Path, target: Path) -> None:
+    """Publishes the staging folder as `target`, with one rename. Its files are synced already.
 
     Raises:
-        OSError: it failed; then `place` does not exist.
+        OSError: it failed; then `target` does not exist.
     """
     for folder in sorted(_folders(manifest), reverse=True):
         sync(staging / folder)
     for attempt in (1, 2, 3):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            staging.rename(place)
+            staging.rename(target)
             break
         except FileNotFoundError:  # another process discarded a generation and removed the empty parent
             if attempt == 3:
                 raise
-    sync(place.parent)
+    sync(target.parent)
 
 
 def _folders(manifest: Manifest) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from services.errors import OutOfMemory
 from services.models.store import Serving
 from services.residency.manager import ModelManager
-from services.residency.memory.refusal import NeverFits, TooManyModels
+from services.residency.memory.reservation import NeverFits, TooManyModels
 from services.residency.resident import resident_key
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ def size_problem(file: ManifestFile, folder: Path, *, links: bool) -> str:
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):
-        return f"{path} is no file"
+        return f"{path} is not a file"
     if found.st_size != file.size:
-        return f"{path} has {found.st_size} bytes, expected are {file.size}"
+        return f"{path} has {found.st_size} bytes, expected {file.size}"
     return ""
 
 
@@ -49,7 +49,7 @@ def problem(
         except OSError as error:
             return f"{folder / file.path} cannot be read: {error.strerror}"
         if found != file.sha256:
-            return f"{folder / file.path} has SHA-256 {found}, expected is {file.sha256}"
+            return f"{folder / file.path} has SHA-256 {found}, expected {file.sha256}"
     progress(file.size)
     return ""
 

@@ -16,7 +16,7 @@ class VolumeLock:
 
     @property
     def exists(self) -> bool:
-        """Whether the lock was ever taken."""
+        """True if the lock was ever taken."""
         return self._path.is_file()
 
     def take(self, *, shared: bool = False) -> bool:

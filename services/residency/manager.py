@@ -21,7 +21,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.models.status import MemoryStatus
 from services.residency.backoff import Backoff
-from services.residency.memory.refusal import NeverFits
+from services.residency.memory.reservation import NeverFits
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
 from services.settings.settings import MIB
@@ -120,7 +120,7 @@ class ModelManager(Generic[R]):
         return MemoryStatus(
             loading=slot.loading,
             pinned=self.pinned(key.model_id),
-            reserved=sum(slot.reservation.places.values()) if slot.reservation else 0,
+            reserved=sum(slot.reservation.devices.values()) if slot.reservation else 0,
             host=slot.memory // MIB * MIB,  # rounded: not every page is worth a report
             requests=slot.leases,
             last_used=int(slot.last_used),
@@ -172,9 +172,9 @@ class ModelManager(Generic[R]):
         if not self.evictable(key):
             return None
         slot = self._slots.pop(key)
-        reserved = sum(slot.reservation.places.values()) if slot.reservation else 0
+        reserved = sum(slot.reservation.devices.values()) if slot.reservation else 0
         metrics.EVICTIONS.labels(key.model_id, reason).inc()
-        EVENTS.tell("evicted", key.model_id, reason)
+        EVENTS.record("evicted", key.model_id, reason)
         log.info("model evicted", extra={"model": key.model_id, "reason": reason, "reserved": reserved})
         await self._end(slot)
         self.on_change()
@@ -190,7 +190,7 @@ class ModelManager(Generic[R]):
         keys = [key for key in self._slots if key.model_id == model_id and key != keep]
         slots = [self._slots.pop(key) for key in keys]
         if any(slot.resident for slot in slots):
-            EVENTS.tell("unloaded", model_id)
+            EVENTS.record("unloaded", model_id)
         self._leaving.update(slots)
         for key in {*self._backoff, *self._refused}:
             if key.model_id == model_id and key != keep:
@@ -226,7 +226,7 @@ class ModelManager(Generic[R]):
         before = [one for one in self._leaving if one.key == key and not one.leases]
         slot.span = tracing.open_span("load", {"gen_ai.request.model": key.model_id, "allm.runtime": key.runtime})
         slot.task = asyncio.create_task(self._timed_load(slot, before))
-        slot.task.add_done_callback(slot.tell_load)
+        slot.task.add_done_callback(slot.end_span)
         slot.task.add_done_callback(lambda _: self.on_change())
         self._slots[key] = slot
         return slot
@@ -256,7 +256,7 @@ class ModelManager(Generic[R]):
         self._backoff.loaded(key)
         seconds = time.monotonic() - started
         metrics.LOAD_SECONDS.labels(key.model_id).observe(seconds)
-        EVENTS.tell("loaded", key.model_id)
+        EVENTS.record("loaded", key.model_id)
         if key in self._died:
             self._died.discard(key)
             metrics.WORKER_RESTARTS.labels(key.model_id).inc()
@@ -265,7 +265,7 @@ class ModelManager(Generic[R]):
 
     def _load_failed(self, key: ResidentKey, error: AllmError) -> None:
         metrics.LOAD_FAILURES.labels(key.model_id, error.code).inc()
-        EVENTS.tell("load_failed", key.model_id, error.code)
+        EVENTS.record("load_failed", key.model_id, error.code)
         self._backoff.load_failed(key, error)
 
     async def _enter(self, slot: Slot[R]) -> None:
@@ -273,7 +273,7 @@ class ModelManager(Generic[R]):
             if self.gate:
                 await self.gate.enter(slot)
         except AllmError as refusal:
-            log.warning("model not let into memory", extra={"model": slot.key.model_id, "reason": refusal.message})
+            log.warning("model not admitted to memory", extra={"model": slot.key.model_id, "reason": refusal.message})
             self._refused[slot.key] = refusal
             raise
         self._refused.pop(slot.key, None)

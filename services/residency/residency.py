@@ -7,16 +7,14 @@ from typing import Any
 
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission, Needed
-from services.residency.memory.device_memory import read_devices
-from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger import Ledger, Pools
 from services.residency.memory.ledger_sync import LedgerSync
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
-from services.residency.memory.pools import Pools
-from services.residency.memory.readings import Readings
-from services.residency.memory.snapshot import Snapshot
+from services.residency.memory.readings import Readings, Snapshot
+from services.residency.memory.vulkan_memory import VulkanMemory
 from services.residency.resident import ResidentKey
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.settings.settings import Settings
 
 
@@ -36,19 +34,22 @@ class Residency:
         manager: ModelManager[Any],
         needed: Needed,
         readings: Readings | None = None,
+        vulkan: VulkanMemory | None = None,
+        own: OwnIdentity = NOBODY,
     ) -> Residency:
-        """Opens the host's ledger and sets the manager's gate. `needed`: estimates a model's memory.
+        """Opens the host's ledger and sets the manager's gate.
+
+        `needed`: estimates a model's memory; `vulkan`: the GPU that llama.cpp uses with Vulkan; `own`: for
+        requests to neighbours.
 
         Raises:
             DatabaseUnusable: the ledger cannot be used; the message names the remedy.
-            SecretUnusable: keys are required, but there is no secret to sign with.
         """
         kept, replica = settings.residency, settings.model.replica
-        readings = readings or Readings(devices=lambda: read_devices(kept.visible_devices))
-        pools = await asyncio.to_thread(Pools.read, kept.visible_devices)
+        readings = readings or Readings.of(kept.visible_devices, vulkan)
+        pools = await asyncio.to_thread(Pools.read, readings.devices)
         ledger = await Ledger.open(kept.folder, peer_address(settings.service.listen), replica, pools)
         ledger_sync = LedgerSync(manager, ledger, readings)
-        own = OwnIdentity.of_service(settings.auth, replica, settings.tls.service)
         admission = Admission(manager, ledger, ledger_sync, needed, kept, readings, replica, own=own)
         manager.gate = admission
         return cls(manager, ledger, Monitor(manager, ledger, ledger_sync, admission, kept, readings))

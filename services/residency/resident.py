@@ -14,7 +14,7 @@ class Resident(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests; the next lease replaces a dead one."""
+        """True if it takes requests; the next lease replaces a dead one."""
 
     @property
     def problem(self) -> AllmError | None:

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 
-from services.auth.identity import ADMIN
+from services.auth.identity import ADMIN, SERVICE, WATCH_MEMORY
 from services.errors import InvalidRequest, Overloaded
+from services.residency.memory.readings import Snapshot
 from services.residency.memory.reservation import Reservation
-from services.residency.memory.snapshot import Snapshot
 from services.residency.resident import ResidentKey
 from services.rpc.call import Call, typed
 
@@ -50,7 +50,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         """Ends all current and future watches: observers must not delay the shutdown of a service."""
         self._ending.set()
 
-    @typed(RELEASE_SECONDS, scope=ADMIN)
+    @typed(RELEASE_SECONDS, scope=ADMIN, also=SERVICE)
     async def Release(  # noqa: N802
         self, request: residency_service_pb2.ReleaseRequest, call: Call
     ) -> residency_service_pb2.ReleaseResponse:
@@ -65,28 +65,28 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         call.facts["released"] = freed is not None
         return residency_service_pb2.ReleaseResponse(released=freed is not None, bytes=freed or 0)
 
-    @typed(SECONDS, quiet=True, scope=ADMIN)
+    @typed(SECONDS, quiet=True, scope=ADMIN, also=WATCH_MEMORY)
     async def GetResidency(  # noqa: N802
         self, request: residency_service_pb2.GetResidencyRequest, call: Call
     ) -> residency_service_pb2.GetResidencyResponse:
         """Returns memory and models once."""
         return residency_service_pb2.GetResidencyResponse(residency=_residency(self._residents.snapshot()))
 
-    @typed(scope=ADMIN)
+    @typed(scope=ADMIN, also=WATCH_MEMORY)
     async def WatchResidency(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: residency_service_pb2.WatchResidencyRequest, call: Call
     ) -> None:
         """Sends memory and models at every change. A slow reader gets fewer messages, never stale ones."""
         if self._watches >= MAX_WATCHES:
-            raise Overloaded(f"{MAX_WATCHES} callers watch already")
+            raise Overloaded(f"{MAX_WATCHES} callers are watching already")
         self._watches += 1
         try:
-            told: Snapshot | None = None
+            sent: Snapshot | None = None
             while not self._ending.is_set():
                 now = self._residents.snapshot()
-                if now != told:
+                if now != sent:
                     await call.send(residency_service_pb2.WatchResidencyResponse(residency=_residency(now)))
-                    told = now
+                    sent = now
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(WATCH_SECONDS):
                         await self._ending.wait()
@@ -112,7 +112,7 @@ def _model(row: Reservation) -> residency_service_pb2.ResidentModel:
         model_id=row.key.model_id,
         generation=row.key.generation,
         runtime=row.key.runtime,
-        places=_places(row.places, row.measured),
+        places=_device_memory(row.devices, row.measured),
         loading=row.loading,
         busy=row.busy,
         pinned=row.pinned,
@@ -121,8 +121,8 @@ def _model(row: Reservation) -> residency_service_pb2.ResidentModel:
     return message
 
 
-def _places(reserved: Mapping[str, int], measured: Mapping[str, int]) -> list[residency_service_pb2.PlaceMemory]:
+def _device_memory(reserved: Mapping[str, int], measured: Mapping[str, int]) -> list[residency_service_pb2.PlaceMemory]:
     return [
-        residency_service_pb2.PlaceMemory(place=place, reserved_bytes=count, measured_bytes=measured.get(place, 0))
-        for place, count in sorted(reserved.items())
+        residency_service_pb2.PlaceMemory(place=device, reserved_bytes=count, measured_bytes=measured.get(device, 0))
+        for device, count in sorted(reserved.items())
     ]

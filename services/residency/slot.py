@@ -13,8 +13,9 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.memory.reservation import Reservation
 from services.residency.resident import Resident, ResidentKey, resident_key
-from services.telemetry import metrics, tracing
+from services.telemetry import metrics
 from services.telemetry.model_series import ModelPart
+from services.telemetry.span import Span
 
 R = TypeVar("R", bound=Resident)
 
@@ -39,17 +40,17 @@ class Slot(Generic[R]):
         self._clock = clock
         self._awaiting = 0  # requests that wait for the load
         self._part: ModelPart | None = None  # its metrics
-        self.span: tracing.Span | None = None  # of the load
+        self.span: Span | None = None  # of the load
         self._ending: asyncio.Task[None] | None = None
 
     @property
     def loading(self) -> bool:
-        """Whether it is loading, or waits for memory."""
+        """True if it is loading, or waits for memory."""
         return not self.task.done()
 
     @property
     def usable(self) -> bool:
-        """Whether it is loading, or loaded and alive."""
+        """True if it is loading, or loaded and alive."""
         if not self.task.done():
             return True
         return not self.task.cancelled() and self.task.exception() is None and self.task.result().alive
@@ -69,15 +70,15 @@ class Slot(Generic[R]):
 
     @property
     def died(self) -> bool:
-        """Whether its worker has ended after a successful load."""
+        """True if its worker has ended after a successful load."""
         return self.task.done() and not self.task.cancelled() and not self.task.exception() and not self.usable
 
     @property
     def busy(self) -> bool:
-        """Whether it is leased or loading."""
+        """True if it is leased or loading."""
         return self.leases > 0 or self.loading
 
-    def tell_load(self, task: asyncio.Task[R]) -> None:
+    def end_span(self, task: asyncio.Task[R]) -> None:
         """Ends the load's span."""
         if self.span is None:
             return

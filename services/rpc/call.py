@@ -14,7 +14,8 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import grpc
@@ -26,7 +27,7 @@ from services.auth.authentication import Authenticator
 from services.auth.caller import keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
 from services.cancellation import is_cancelled
-from services.errors import AllmError, Cancelled, Internal, Timeout
+from services.errors import AllmError, Cancelled, Internal, RateLimited, Timeout
 from services.rpc.deadline import Deadline, keep_deadline, read_deadline
 from services.telemetry import logs, metrics, tracing
 
@@ -50,6 +51,7 @@ class Call:
     """A running RPC."""
 
     slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for a slow reader; set by `serve`
+    running: ClassVar[Counter[str]] = Counter()  # requests to models, of each key with a limit
     authenticator: ClassVar[Authenticator] = Authenticator()  # set by `serve`
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
@@ -59,7 +61,7 @@ class Call:
         self.rpc = rpc
         self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
         # With keys, nobody is authenticated before `identify`, and a header that anyone can set proves nothing.
-        self.client = "" if self.authenticator.asks else str(metadata.get("x-client-id") or ANONYMOUS.subject)
+        self.client = "" if self.authenticator.required else str(metadata.get("x-client-id") or ANONYMOUS.subject)
         self.identity = ANONYMOUS
         self.transcoded = TRANSCODED in metadata  # whether the call is a REST request that the gateway transcoded
         self.started = time.monotonic()
@@ -69,19 +71,40 @@ class Call:
         self.stuck = False  # whether a sent message is still unread: no other can follow it
         self.trace: tracing.Trace | None = None  # None: tracing is off
 
-    def identify(self, scope: str) -> None:
+    def identify(self, scope: str, also: str) -> None:
         """Authenticates the caller, and keeps it for all further work of this call.
 
         Raises:
             Unauthenticated: the caller is unknown.
-            Forbidden: the caller lacks the scope; everybody has the empty one.
+            Forbidden: the caller has neither scope; everybody has an empty `scope`.
         """
-        caller = self.authenticator.look(self._metadata)
+        caller = self.authenticator.authenticate(self._metadata)
         self.identity = caller.identity
-        if self.authenticator.asks:
+        if self.authenticator.required:
             self.client = caller.identity.subject
         keep_caller(caller)
-        caller.check_scope(scope)
+        caller.check_scope(scope, also)
+
+    @contextlib.contextmanager
+    def taking_place(self, operation: str) -> Iterator[None]:
+        """Counts a request to a model while the block runs.
+
+        Raises:
+            RateLimited: the caller's key has as many requests in this process as it may.
+        """
+        most, key = self.identity.concurrent_requests, self.identity.subject
+        if not (operation and most):
+            yield
+            return
+        if self.running[key] >= most:
+            raise RateLimited(f"The key {key} has {most} requests in progress, which is its limit.")
+        self.running[key] += 1
+        try:
+            yield
+        finally:
+            self.running[key] -= 1
+            if not self.running[key]:
+                del self.running[key]
 
     def begin_trace(self, servicer: object, method: str, operation: str) -> None:
         """Starts the span of this RPC; it ends when the RPC is counted."""
@@ -104,7 +127,7 @@ class Call:
                 await self._context.write(message)
             self.stuck = False
         except TimeoutError:
-            unread = f"nothing of the answer was read for {seconds:g} seconds (ALLM_SLOW_CLIENT_SECONDS)"
+            unread = f"the client has read nothing of the answer for {seconds:g} seconds (ALLM_SLOW_CLIENT_SECONDS)"
             raise Timeout(unread) from None
 
     async def abort(self, error: AllmError, details: bytes, *, rest: bool) -> NoReturn:
@@ -122,14 +145,15 @@ class Call:
 
 
 def typed(
-    seconds: float | None = None, *, quiet: bool = False, scope: str = INFERENCE, operation: str = ""
+    seconds: float | None = None, *, quiet: bool = False, scope: str = INFERENCE, also: str = "", operation: str = ""
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of a typed service. `seconds`: its time limit; None: the method has its own.
 
     `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: the scope that callers need; "":
-    any known caller. `operation`: the kind of inference, in the words of the metrics; "": no inference.
+    any known caller. `also`: another scope that suffices. `operation`: the kind of inference, in the words of the
+    metrics; "": no inference.
     """
-    return wrapper(seconds, scope, operation, quiet)
+    return wrapper(seconds, scope, operation, quiet, also=also)
 
 
 def wrapper(
@@ -138,21 +162,25 @@ def wrapper(
     operation: str,
     quiet: bool = False,
     in_band: Callable[[AllmError], Any] | None = None,
+    also: str = "",
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Creates gRPC's handler for a method. `in_band` creates the last message of a failed stream, for REST callers.
 
     Raises:
         ValueError: no scope has this name.
     """
-    if scope and scope not in SCOPES:
-        raise ValueError(f"no scope is called {scope!r}")
-    return functools.partial(_wrap, seconds=seconds, scope=scope, operation=operation, quiet=quiet, in_band=in_band)
+    if unknown := {scope, also} - {""} - SCOPES:
+        raise ValueError(f"there is no scope {unknown.pop()!r}")
+    return functools.partial(
+        _wrap, seconds=seconds, scope=scope, also=also, operation=operation, quiet=quiet, in_band=in_band
+    )
 
 
 def _wrap(
     method: Method[S, Q, R],
     seconds: float | None,
     scope: str,
+    also: str,
     operation: str,
     quiet: bool,
     in_band: Callable[[AllmError], Any] | None,
@@ -166,8 +194,9 @@ def _wrap(
             call.begin_trace(servicer, method.__name__, operation)
         error: AllmError
         try:
-            call.identify(scope)
-            result = await _limited(method, servicer, request, call, seconds)
+            call.identify(scope, also)
+            with call.taking_place(operation):
+                result = await _limited(method, servicer, request, call, seconds)
         except AllmError as known:
             error = known
         except asyncio.CancelledError:
@@ -203,10 +232,10 @@ def _unexpected(call: Call) -> Internal:
 
 async def _limited(method: Method[S, Q, R], servicer: S, request: Q, call: Call, seconds: float | None) -> R:
     """Runs a method within its own time limit and the caller's deadline. Raises Timeout when one of them passes."""
-    asked = call.deadline()
-    keep_deadline(asked)
-    left = asked.remaining + GRACE_SECONDS if asked else None
-    error = asked.error() if asked else None
+    deadline = call.deadline()
+    keep_deadline(deadline)
+    left = deadline.remaining + GRACE_SECONDS if deadline else None
+    error = deadline.error() if deadline else None
     if seconds is not None and (left is None or seconds < left):
         left, error = seconds, Timeout(f"the request took longer than {seconds:g} seconds")
     limit = asyncio.timeout(left)
@@ -229,14 +258,14 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
     else:
         metrics.DURATION.labels(call.rpc, call.model).observe(seconds)
     if call.trace:
-        who = {"allm.request_id": call.request_id, "allm.client": call.client}
-        tracing.finish(call.trace, who, call.model, error)
+        attributes = {"allm.request_id": call.request_id, "allm.client": call.client}
+        tracing.finish(call.trace, attributes, call.model, error)
     facts = {"rpc": call.rpc, "client": call.client, "model": call.model, "ms": round(seconds * 1000), **call.facts}
     if error:
         metrics.ERRORS.labels(call.rpc, error.code, call.model).inc()
         # The message of a caller's mistake may quote the request, which is never logged.
-        what = error.message if error.http_status >= SERVER_FAULT else ""
-        log.info("request failed", extra={**facts, "code": error.code, "param": error.param, "error": what})
+        message = error.message if error.http_status >= SERVER_FAULT else ""
+        log.info("request failed", extra={**facts, "code": error.code, "param": error.param, "error": message})
     else:
         log.log(logging.DEBUG if quiet else logging.INFO, "request done", extra=facts)
 

@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.rpc.probes import LIVENESS, READINESS, STARTUP
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.settings import load_settings
 
 NAMES = (STARTUP, READINESS, LIVENESS)
@@ -27,7 +27,7 @@ class NotServing(Exception):
 def ask(listen: str, name: str) -> None:
     """Queries the health service at ALLM_HEALTH_LISTEN. Raises NotServing."""
     if not listen:
-        raise NotServing("ALLM_HEALTH_LISTEN is not set: there is nobody to ask")
+        raise NotServing("ALLM_HEALTH_LISTEN is not set: the service has no port for probes")
     address = listen.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Check
@@ -36,7 +36,7 @@ def ask(listen: str, name: str) -> None:
         except grpc.RpcError as error:
             raise NotServing(f"{name}: {address} does not answer: {error.details()}") from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        raise NotServing(f"{name}: not yet, or no longer")
+        raise NotServing(f"{name}: not ready yet, or shutting down")
 
 
 def main(arguments: list[str]) -> int:

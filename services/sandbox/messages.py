@@ -20,3 +20,11 @@ class Unusable:
 @dataclass(frozen=True, slots=True)
 class Begun:
     """The process received an order and is about to read it: if it dies from now on, the order is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to an order that cannot be carried out; `message` is for the caller."""
+
+    message: str
+    param: str = ""  # the request's parameter at fault; empty: not stated

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from services.settings.setting_reader import SettingError, SettingReader
+from services.settings.setting import SettingError, split
 
 VARIABLE = "ALLM_TEXT_GROUP_MODELS"
 DEFAULT = ""  # the group of every model that no other group lists
@@ -67,37 +67,37 @@ class GroupShare:
         groups = " or ".join(repr(group) for group in sorted(self.models.serving(names)) if group) or "the default one"
         here = f"the group {self.group!r}" if self.group else "the default group"
         return (
-            f"The model `{name}` is not served by {here} of text services, but by {groups}. A call gets there by a "
-            f"name that {VARIABLE} lists: in the body of a REST request, in the metadata `x-model` of a gRPC call."
+            f"The model `{name}` is not served by {here} of text services, but by {groups}. Name the model "
+            f"as {VARIABLE} lists it: in the body of a REST request, or in the metadata `x-model` of a gRPC call."
         )
 
 
-def read_groups(read: SettingReader, name: str, shape: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Parses `group=a,b;group2=c`.
+def parse_groups(name: str, shape: str, value: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Parses `group=a,b;group2=c`, the value of the variable `name`.
 
     Raises:
         SettingError: it is malformed, or names a group twice.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, map(str.strip, read.text(name, "").split(";"))):
+    for part in filter(None, map(str.strip, value.split(";"))):
         group, _, members = part.partition("=")
-        group, listed = group.strip(), tuple(filter(None, map(str.strip, members.split(","))))
+        group, listed = group.strip(), split(members)
         if not GROUP_NAME.fullmatch(group) or not listed:
             allowed = f"{shape}; a group's name has up to 40 small letters, digits and hyphens"
             raise SettingError(name, part, allowed)
         if group in found:
-            raise SettingError(name, part, f"a list that names each group once; {group!r} is there twice")
+            raise SettingError(name, part, f"a list that names each group once; {group!r} appears twice")
         found[group] = listed
     return tuple(found.items())
 
 
-def read_model_groups(read: SettingReader) -> ModelGroups:
-    """Reads the groups of ALLM_TEXT_GROUP_MODELS.
+def parse_model_groups(value: str) -> ModelGroups:
+    """Parses the groups of ALLM_TEXT_GROUP_MODELS.
 
     Raises:
         SettingError: it is malformed, or a name is in two groups.
     """
-    groups = read_groups(read, VARIABLE, _SHAPE)
+    groups = parse_groups(VARIABLE, _SHAPE, value)
     seen: dict[str, str] = {}
     for group, patterns in groups:
         for pattern in patterns:

@@ -1,20 +1,35 @@
-"""The generator of docs/settings.md, from the variables that the code reads and setting_table.toml.
+"""The generator of docs/settings.md from the declarations of the settings.
 
 python -m services.settings.setting_page > docs/settings.md        (make gen)
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, get_type_hints
 
-from services.settings.setting_notes import Note, read_notes
-from services.settings.setting_table import INTERNAL, PATH, PROCESSES, SERVICES, Row, read_table
+from services.settings.setting import INTERNAL, SETTING, Setting
+from services.settings.settings import Settings
 
+SECTIONS = (
+    "The gateway",
+    "Who may call",
+    "Folders and models",
+    "Processes and addresses",
+    "Starting, stopping, watching",
+    "Text models",
+    "Audio models",
+    "Image models",
+    "Memory",
+)
 HEAD = """# Settings
 
-<!-- Generated: change services/settings/setting_table.toml, then run `make gen`. -->
+<!-- Generated: change the declarations in services/settings, then run `make gen`. -->
 
 All settings are environment variables. A process reads them once, when it starts (`services/settings/settings.py`). A
 process with an invalid value does not start; the error names the variable and the allowed values. An empty value counts
@@ -25,47 +40,69 @@ the gateway that `allm serve` or `allm gateway` runs; `serve` is `allm serve` it
 `allm serve` passes its environment to all processes that it starts, so each variable is set only once.
 
 allm also reads some variables of other programs: `HF_ENDPOINT` and `HF_TOKEN`
-([models.md](models.md#source-and-format)), and `CUDA_VISIBLE_DEVICES`, which selects the visible GPUs.
+([models.md](models.md#source-and-format)), `CUDA_VISIBLE_DEVICES` and `GGML_VK_VISIBLE_DEVICES`, which select
+the visible GPUs of CUDA and of llama.cpp on Vulkan.
 """
 COLUMNS = "| variable | default | unit | allowed | read by | meaning |\n|---|---|---|---|---|---|"
+
+
+class Row(NamedTuple):
+    """A row of the page."""
+
+    section: str
+    setting: Setting
+    meaning: str
+
+
+def read_rows(kind: type[Any] = Settings) -> Iterator[Row]:
+    """Yields the rows of a dataclass and of the dataclasses in its fields, in order of declaration.
+
+    Raises:
+        ValueError: a setting has no sentence; the message names it.
+    """
+    meanings = {name: text for owner in reversed(kind.__mro__[:-1]) for name, text in _sentences(owner)}
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        if setting := field.metadata.get(SETTING):
+            if field.name not in meanings:
+                raise ValueError(f"{setting.name}: describe it in a string below {kind.__name__}.{field.name}")
+            yield Row(setting.section or kind.SECTION, setting, meanings[field.name])
+        elif is_dataclass(inner := hints[field.name]) and isinstance(inner, type):
+            yield from read_rows(inner)
 
 
 def page() -> str:
     """Returns the page.
 
     Raises:
-        ValueError: the table lacks a variable, or lists one that nothing reads; the message names it.
+        ValueError: a setting has no sentence, or its section is unknown; the message names it.
     """
-    notes = {name: note for name, note in read_notes().items() if name not in INTERNAL}
-    rows = read_table()
-    names = {row.name for row in rows}
-    if missing := sorted(notes.keys() - names):
-        raise ValueError(f"{', '.join(missing)}: describe it in services/settings/{PATH.name}, then run `make gen`")
-    if unread := sorted(names - notes.keys()):
-        raise ValueError(f"{', '.join(unread)}: nothing reads it; remove it from services/settings/{PATH.name}")
-    if unmeasured := [row.name for row in rows if notes[row.name].number and row.measure is None]:
-        raise ValueError(f"{', '.join(unmeasured)}: add its `unit` in services/settings/{PATH.name}")
+    rows: dict[str, Row] = {}
+    for row in read_rows():
+        if row.section not in SECTIONS:
+            raise ValueError(f"{row.setting.name}: setting_page.py has no section {row.section!r}")
+        if row.setting.read_by != INTERNAL:
+            rows.setdefault(row.setting.name, row)
     parts = [HEAD]
-    for group, members in groupby(rows, key=lambda row: row.group):
-        parts.append(f"\n## {group}\n\n{COLUMNS}\n")
-        parts += _lines(members, notes)
+    for section in SECTIONS:
+        parts.append(f"\n## {section}\n\n{COLUMNS}\n")
+        parts += [_line(row) for row in rows.values() if row.section == section]
     return "".join(parts)
 
 
-def _lines(rows: Iterable[Row], notes: dict[str, Note]) -> Iterable[str]:
-    for row in rows:
-        note = notes[row.name]
-        unit = (row.measure or "") if note.number else ""
-        default = row.default or (f"`{note.default}`" if note.default else "none")
-        cells = (f"`{row.name}`", default, unit, row.allowed or note.allowed, _read_by(row), row.meaning)
-        yield f"| {' | '.join(cells)} |\n"
+def _sentences(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    """Yields the fields of a class that have a string below them, with that string in one line."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    for field, below in pairwise(ast.iter_child_nodes(definition)):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(below.value.value).split())
 
 
-def _read_by(row: Row) -> str:
-    if set(row.read_by) == set(PROCESSES):
-        return "all"
-    others = [process for process in row.read_by if process not in SERVICES]
-    return ", ".join([*others, "services"] if set(SERVICES) <= set(row.read_by) else row.read_by)
+def _line(row: Row) -> str:
+    setting = row.setting
+    default = ": ".join(filter(None, (setting.shown and f"`{setting.shown}`", setting.means)))
+    cells = (f"`{setting.name}`", default or "none", setting.unit, setting.allowed, setting.read_by, row.meaning)
+    return f"| {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":

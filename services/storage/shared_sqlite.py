@@ -5,7 +5,6 @@ This class knows no tables. SQLite itself serialises the processes.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from pathlib import Path
@@ -37,10 +36,7 @@ class SharedSqliteFile(SqliteFile):
 
     def _open(self) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Private to the user; SQLite gives its other files the same mode.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            connection = self._connection = sqlite3.connect(self._path, isolation_level=None)
+            connection = self._connect()
             connection.execute(f"PRAGMA busy_timeout = {self.busy_milliseconds}")
             self._recognise(connection)
             self._prepare(connection)
@@ -52,7 +48,7 @@ class SharedSqliteFile(SqliteFile):
         deadline = time.monotonic() + OPEN_SECONDS
         while True:
             try:
-                connection.execute("PRAGMA journal_mode = WAL")
+                self._use_log(connection)
                 break
             except sqlite3.OperationalError:
                 if time.monotonic() > deadline:

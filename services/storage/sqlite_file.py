@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,9 +17,13 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from services.errors import Internal
+from services.storage.private_files import make_private, private_folder
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
+WAL_PAGES = 1000  # after so many, 4 MiB, a commit moves the log's content into the file
+WAL_BYTES = 8 * 1024 * 1024  # a log that a long reader made larger is cut to this size
+CLOSE_MILLISECONDS = 1000  # how long closing waits for other processes' transactions
 
 
 class DatabaseUnusable(OSError):
@@ -89,8 +94,27 @@ class SqliteFile(ABC):
     def _open(self) -> None:
         """Sets `_connection`. Raises DatabaseUnusable."""
 
+    def _connect(self) -> sqlite3.Connection:
+        """Opens the file, creating it if necessary. Only its owner may read it, its write-ahead log and its index."""
+        private_folder(self._path.parent)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for suffix in ("", "-wal", "-shm"):  # SQLite gives new ones the mode of the file
+            make_private(self._path.with_name(self._path.name + suffix))
+        self._connection = sqlite3.connect(self._path, isolation_level=None)
+        return self._connection
+
+    def _use_log(self, connection: sqlite3.Connection) -> None:
+        """Switches to a write-ahead log of bounded size: readers then block no writer."""
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+
     def _close(self) -> None:
+        """Moves the log's content into the file, so that a copy of the file is whole, even if others keep it open."""
         connection, self._connection = self._connection, None
         if connection:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute(f"PRAGMA busy_timeout = {CLOSE_MILLISECONDS}")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             with contextlib.suppress(sqlite3.Error):
                 connection.close()

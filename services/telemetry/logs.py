@@ -18,6 +18,8 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 class JsonFormatter(logging.Formatter):
     """The JSON format: time (UTC), level, logger, message, request and trace id, and all fields of `extra`."""
 
+    converter = staticmethod(time.gmtime)
+
     def format(self, record: logging.LogRecord) -> str:
         """Returns one line of JSON."""
         entry: dict[str, Any] = {
@@ -38,8 +40,6 @@ class JsonFormatter(logging.Formatter):
 
 def setup_logs(level: str) -> None:
     """Sends all logs of this process to stderr as JSON."""
-    formatter = JsonFormatter()
-    formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

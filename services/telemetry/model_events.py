@@ -22,7 +22,7 @@ class ModelEvents:
         self._number = 0
         self._events: deque[tuple[int, Event]] = deque(maxlen=MOST)
 
-    def tell(self, kind: Kind, model: str, reason: str = "") -> None:
+    def record(self, kind: Kind, model: str, reason: str = "") -> None:
         """Records an event."""
         self._number += 1
         self._events.append((self._number, Event(at=self._clock(), kind=kind, model=model, reason=reason)))

@@ -24,23 +24,23 @@ class ModelPart:
     def __init__(self, model: str) -> None:
         self._model = model
         self._closed = False
-        self._told: dict[Gauge, float] = {}
+        self._values: dict[Gauge, float] = {}
 
     def set(self, gauge: Gauge, value: float) -> None:
         """Sets this part's value. Does nothing after `close`."""
-        if self._closed or self._told.get(gauge) == value:
+        if self._closed or self._values.get(gauge) == value:
             return
-        self._told[gauge] = value
+        self._values[gauge] = value
         _parts.setdefault((gauge, self._model), {})[self] = value
         self._sum(gauge)
 
     def close(self) -> None:
         """Withdraws all values; safe to repeat."""
         self._closed = True
-        for gauge in self._told:
+        for gauge in self._values:
             _parts[gauge, self._model].pop(self, None)
             self._sum(gauge)
-        self._told.clear()
+        self._values.clear()
 
     def _sum(self, gauge: Gauge) -> None:
         parts = _parts[gauge, self._model]

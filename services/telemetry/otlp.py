@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.trace_settings import TraceSettings
+from services.telemetry.span import Attributes, Span
 from services.telemetry.span_queue import SpanQueue
-from services.telemetry.tracing import Attributes, Span
 
 EXPORT_SECONDS = 5.0  # for sending a batch, including retries
 NANOSECONDS = 1_000_000_000
@@ -126,11 +126,12 @@ class OtlpTracer:
 
 
 def _exporter(settings: TraceSettings) -> OTLPSpanExporter:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    host, port, tls = settings.collector
+    host = f"[{host}]" if ":" in host else host
     return OTLPSpanExporter(
-        endpoint=f"{'https' if settings.tls else 'http'}://{host}:{settings.port}",
-        insecure=not settings.tls,
-        credentials=_credentials(settings) if settings.tls else None,
+        endpoint=f"{'https' if tls else 'http'}://{host}:{port}",
+        insecure=not tls,
+        credentials=_credentials(settings) if tls else None,
         headers=settings.headers,
         timeout=EXPORT_SECONDS,
     )

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from services.errors import AllmError
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.trace_settings import ENDPOINT, EXTRA, TraceSettings
 from services.telemetry import logs
+from services.telemetry.span import Attributes, Span, Tracer
 
-Value = str | int | float | bool
-Attributes = Mapping[str, Value]
 SERVER_FAULT = 500
 # Names of OpenTelemetry's conventions for generative AI; other names begin with `allm.`.
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
@@ -30,37 +28,6 @@ AUDIO_SECONDS = "allm.audio.seconds"
 IMAGES = "allm.images"
 STEPS = "allm.steps"
 STUB_MODULE = "_pb2_grpc"
-
-
-class Span(Protocol):
-    """A running span."""
-
-    @property
-    def trace_id(self) -> str:
-        """The trace id, in 32 hexadecimal digits."""
-
-    @property
-    def header(self) -> str:
-        """Its `traceparent` header, for calls on its behalf."""
-
-    def set(self, attributes: Attributes) -> None:
-        """Sets attributes."""
-
-    def child(self, name: str, started: float, cause: Span | None = None) -> Span:
-        """Starts a child span. `cause`: a span of another trace that it waits for."""
-
-    def end(self, ended: float, problem: str = "", fault: bool = False) -> None:
-        """Ends the span; call it once. `problem`: the error code; `fault`: whether the error is allm's fault."""
-
-
-class Tracer(Protocol):
-    """A factory of traces."""
-
-    def root(self, name: str, started: float) -> Span:
-        """Starts the span of a new trace."""
-
-    def server(self, name: str, started: float, metadata: Mapping[str, str | bytes]) -> Span:
-        """Starts the span of an RPC, as a child of the span in its metadata."""
 
 
 @dataclass(slots=True)
@@ -154,7 +121,7 @@ def finish(trace: Trace, attributes: Attributes, model: str, error: AllmError | 
     trace.span.end(time.monotonic(), error.code if error else "", bool(error and error.http_status >= SERVER_FAULT))
 
 
-def tell_phases(
+def record_phases(
     phases: Sequence[tuple[str, float]], ended: float | None, counts: Mapping[str, float], problem: str
 ) -> None:
     """Records a span for each phase of a request, until the start of the next one; the last until `ended`, or now.

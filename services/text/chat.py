@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from services.auth.caller import current_caller
-from services.errors import Unsupported
+from services.errors import ContextLengthExceeded, Unsupported
+from services.models.store import StoredModel
 from services.telemetry import tracing
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
@@ -17,6 +18,7 @@ from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, ToolShape
 from services.text.running_answer import Choice
+from services.text.schemas.checker import SchemaChecker
 from services.text.tool_prompt import with_tools
 
 # The prompt ends within a reasoning block that the template has opened.
@@ -26,41 +28,38 @@ _OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 class Chat:
     """Answers chat requests."""
 
-    def __init__(self, models: TextModels) -> None:
+    def __init__(self, models: TextModels, schemas: SchemaChecker) -> None:
         self._models = models
+        self._schemas = schemas
 
-    async def model_id(self, name: str) -> str:
-        """Resolves an id or alias to the model id. Raises ModelNotFound."""
-        return (await self._models.find(name)).id
+    async def close(self) -> None:
+        """Ends the process that checks schemas."""
+        await self._schemas.close()
 
-    def check_allowed(self, name: str) -> None:
-        """Raises ModelNotAllowed for a model that the caller may not use, registered or not."""
-        self._models.check_allowed(name)
+    async def checked(self, request: ChatRequest) -> ChatRequest:
+        """Returns the request with its schemas checked. Raises as `SchemaChecker.checked`."""
+        return await self._schemas.checked(request)
 
-    async def servable_id(self, name: str) -> str:
-        """As `model_id`, but raises the error of `complete` if the model cannot be served here. Loads nothing."""
-        return await self._models.servable_id(name)
-
-    async def count(self, request: ChatRequest, client: str) -> int:
+    async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
-        stored = await self._models.find(request.model)
         async with self._models.loaded(stored) as model:
             sampling = dataclasses.replace(request.sampling, max_tokens=1)
             async with model.generate(client, await _prompt(model, request), sampling) as answer:
                 return await answer.accepted()
 
     @asynccontextmanager
-    async def complete(self, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
+    async def complete(self, stored: StoredModel, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
         """Runs a completion while the block runs; leaving it early stops the model.
 
         Raises:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             InvalidRequest: the conversation does not fit the model, or a schema is not supported.
             Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
-        stored = await self._models.find(request.model)
         await caller.admit()
+        if request.tool_schemas is None:
+            request = await self.checked(request)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             with tracing.part("render"):
                 prompt = await _prompt(model, request)
@@ -81,13 +80,19 @@ class Chat:
 
 
 async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
+    context = model.ready.context_tokens
+    if len(request.messages) > context:
+        count = f"the conversation has {len(request.messages)} messages"
+        raise ContextLengthExceeded(f"{count}, but this model's context holds {context} tokens", param="messages")
     if request.reasoning_effort not in ("", "none") and not model.template.thinks:
         raise Unsupported(f"{request.model} does not reason.", param="reasoning_effort")
     if request.reasoning_effort == "none" and model.dialect.name == HARMONY.name:
-        raise Unsupported(f"{request.model} always reasons: 'low' is the least.", param="reasoning_effort")
+        raise Unsupported(f"{request.model} always reasons: 'low' is the lowest.", param="reasoning_effort")
     tools = request.callable_tools
     if tools and model.dialect.name == PLAIN.name:
-        raise Unsupported(f"{request.model} cannot be told of tools: its chat template leaves no room.", param="tools")
+        raise Unsupported(
+            f"{request.model} does not support tools: its chat template has no place for them.", param="tools"
+        )
     # If the template does not support tools, the prompt must describe them for a history with calls, too.
     spelled_out = not model.dialect.native and (
         tools or any(message.tool_calls or message.role == "tool" for message in request.messages)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded
+from services.models.store import StoredModel
 from services.text.completion import Completion
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
-from services.text.parsers.events import Content, Event
+from services.text.parsers.events import ParsedEvent, TextDelta
 from services.text.running_answer import Choice
 
 Prompt = str | list[int]
@@ -31,10 +32,10 @@ class CompletionRequest:
 class _AsItIs:
     """A parser for answers without markup."""
 
-    def push(self, text: str) -> list[Event]:
-        return [Content(text)]
+    def push(self, text: str) -> list[ParsedEvent]:
+        return [TextDelta(text)]
 
-    def finish(self, *, cut: bool = False) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
         return []
 
 
@@ -44,21 +45,16 @@ class Completions:
     def __init__(self, models: TextModels) -> None:
         self._models = models
 
-    async def model_id(self, name: str) -> str:
-        """Resolves an id or alias to the model id. Raises ModelNotFound."""
-        return (await self._models.find(name)).id
-
     @asynccontextmanager
-    async def complete(self, request: CompletionRequest, client: str) -> AsyncIterator[Completion]:
+    async def complete(self, stored: StoredModel, request: CompletionRequest, client: str) -> AsyncIterator[Completion]:
         """Runs a completion while the block runs; leaving it early stops the model.
 
         Raises:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
             Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
-        stored = await self._models.find(request.model)
         await caller.admit()
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             choices = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,7 +41,8 @@ class Tool:
     name: str
     description: str = ""
     parameters: dict[str, Any] | None = None  # JSON Schema of the arguments; None: no arguments
-    strict: bool = False  # the arguments must follow the schema even if the model is free not to call
+    # Whether the arguments must follow the schema even if the model is free not to call; None: if it is supported.
+    strict: bool | None = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,9 @@ class ChatRequest:
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     reasoning_effort: ReasoningEffort = ""  # empty: the model's default
     cache_key: str = ""  # the caller's name for the session, so that its prefix stays in the cache; empty: none
+    # By tool: the schema of its arguments as a grammar has it, empty without a grammar. None: the request's schemas are
+    # not checked yet (`SchemaChecker`).
+    tool_schemas: Mapping[str, dict[str, Any]] | None = None
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
@@ -92,3 +97,8 @@ class Usage:
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0  # included in completion_tokens
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The counts for the request's log line."""
+        return {"prompt": self.prompt_tokens, "cached": self.cached_tokens, "completion": self.completion_tokens}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from services.auth.caller import current_caller
 from services.errors import InvalidRequest
+from services.models.store import StoredModel
+from services.text.engine.messages import MAX_EMBEDDED_TOKENS, USUAL_BYTES
 from services.text.manager import TextModels
 
 Input = str | list[int]
@@ -38,19 +40,14 @@ class Embeddings:
     def __init__(self, models: TextModels) -> None:
         self._models = models
 
-    async def model_id(self, name: str) -> str:
-        """Resolves an id or alias to the model id. Raises ModelNotFound."""
-        return (await self._models.find(name)).id
-
-    async def embed(self, request: EmbeddingRequest, client: str) -> Embedding:
+    async def embed(self, stored: StoredModel, request: EmbeddingRequest, client: str) -> Embedding:
         """Computes all vectors of a request; cancelling the call stops the model.
 
         Raises:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or does not embed.
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or does not embed.
             InvalidRequest: an input does not fit the model, or vectors are shorter than `dimensions`.
             Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
-        stored = await self._models.find(request.model)
         await current_caller().admit()
         async with self._models.encoder(stored) as model:
             vectors, tokens = await model.embed(client, request.inputs, request.dimensions or 0, request.param)
@@ -74,5 +71,9 @@ def check(request: EmbeddingRequest) -> None:
         if not content:
             name = request.param.replace("[]", f"[{index}]")
             raise InvalidRequest(f"'{name}' is empty: there is nothing to embed.", param=name)
+    tokens = sum(len(content) / USUAL_BYTES if isinstance(content, str) else len(content) for content in request.inputs)
+    if tokens > MAX_EMBEDDED_TOKENS:
+        message = f"'{inputs}' has more than {MAX_EMBEDDED_TOKENS} tokens in all; send it as several requests."
+        raise InvalidRequest(message, param=inputs)
     if request.dimensions is not None and request.dimensions < 1:
         raise InvalidRequest(f"'dimensions' must be 1 or more, not {request.dimensions}.", param="dimensions")

@@ -1,7 +1,7 @@
 """Builds the grammar that constrains an answer from the request's schemas; the worker applies it during sampling.
 
-Grammars use llguidance's Lark dialect with embedded JSON Schema. Schemas are compiled here once before the request is
-queued: errors name the unsupported keyword, and the worker receives only grammars that compile.
+Grammars use llguidance's Lark dialect with embedded JSON Schema. The schemas were compiled once, by `SchemaChecker`:
+errors name the unsupported keyword, and the worker receives only grammars that compile.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from llguidance import LLMatcher
 
 from services.text.conversation import ChatRequest, Tool
 from services.text.parsers.dialect import HARMONY, Dialect, ToolShape
-from services.text.schema import fit, lenient
+from services.text.schema import fit
 
 # Harmony uses channels to separate reasoning from the answer.
 _FINAL_CHANNEL = (
@@ -28,11 +27,7 @@ _THOUGHT = r"thought[lazy]: /(.|\n)*<\/think>\s*/"
 
 
 def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) -> str:
-    """Returns the grammar of a request's answer; empty if it is unconstrained.
-
-    Raises:
-        InvalidRequest: a schema is invalid or uses an unsupported keyword; the message names the keyword.
-    """
+    """Returns the grammar of the answer to a request whose schemas are checked; empty if it is unconstrained."""
     tools = request.callable_tools
     required = bool(tools) and request.tool_choice.mode == "required"
     answer = _answer(request, dialect) if not required else ""
@@ -44,7 +39,7 @@ def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) 
         rules.append(f"answer: {answer}")
     if calls:
         rules.append(_renamed(calls))
-    alternatives = " | ".join(name for name, there in (("answer", answer), ("calls", calls)) if there)
+    alternatives = " | ".join(name for name, rule in (("answer", answer), ("calls", calls)) if rule)
     start = f"start: {alternatives}"
     if reasoning_open:
         start = f"start: thought ({alternatives})\n{_THOUGHT}"
@@ -64,7 +59,7 @@ def _calls(request: ChatRequest, dialect: Dialect, tools: Sequence[Tool], *, req
     """Returns the dialect's rules for calls; empty if calls are unconstrained, or if there are no tools."""
     if not tools or not (required or request.output.kind != "text" or any(tool.strict for tool in tools)):
         return ""
-    shapes = [ToolShape(tool.name, _usable(tool)) for tool in tools]
+    shapes = [ToolShape(tool.name, (request.tool_schemas or {}).get(tool.name)) for tool in tools]
     # With a constrained answer, the output is either that answer or only calls; otherwise text may surround calls.
     whole = required or request.output.kind != "text"
     # A tool choice with one name asks for exactly one call.
@@ -74,10 +69,3 @@ def _calls(request: ChatRequest, dialect: Dialect, tools: Sequence[Tool], *, req
 
 def _renamed(grammar: str) -> str:
     return re.sub(r"^start:", "calls:", grammar, count=1, flags=re.MULTILINE)
-
-
-def _usable(tool: Tool) -> dict[str, Any] | None:
-    """Returns the schema of a tool's arguments. That of a non-strict tool is followed as far as possible."""
-    if tool.parameters is None:
-        return None
-    return fit(tool.parameters) if tool.strict else lenient(tool.parameters)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from services.errors import InvalidRequest
-from services.text.conversation import ChatRequest, Tool
+from services.text.conversation import ChatRequest, Tool, ToolChoice
 from services.text.engine.sampling import SamplingParams
-from services.text.schema import check_schema, check_size
+from services.text.schema import check_size
 
 MAX_MESSAGES = 16_384
 MAX_STOPS = 16
@@ -21,6 +22,7 @@ MAX_TOOLS = 128
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_KEY = 512  # characters
+MAX_SCHEMAS_BYTES = 1024 * 1024  # of all tools together
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # parameter -> (lowest, highest)
@@ -45,8 +47,7 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
         raise InvalidRequest("Missing required parameter: 'model'.", param="model")
     if not request.messages:
         raise InvalidRequest("'messages' is empty: a conversation needs at least one message.", param="messages")
-    if len(request.messages) > MAX_MESSAGES:
-        raise _too_many("messages", len(request.messages), MAX_MESSAGES)
+    check_count("messages", len(request.messages))
     check_sampling(request.sampling, called)
     _check_tools(request.tools)
     if not 1 <= request.choices <= MAX_CHOICES:
@@ -58,25 +59,46 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
         raise InvalidRequest(f"'prompt_cache_key' may have {MAX_CACHE_KEY} characters.", param="prompt_cache_key")
     if request.output.schema is not None:
         check_size(request.output.schema, "response_format")
-        check_schema(request.output.schema, "response_format")
+
+
+def check_count(name: str, count: int) -> None:
+    """Raises InvalidRequest if a conversation has too many messages. Call it before they are converted."""
+    if count > MAX_MESSAGES:
+        raise _too_many(name, count, MAX_MESSAGES)
 
 
 def _check_tools(tools: tuple[Tool, ...]) -> None:
     if len(tools) > MAX_TOOLS:
         raise _too_many("tools", len(tools), MAX_TOOLS)
     seen: set[str] = set()
+    size = 0
     for at, tool in enumerate(tools):
         param = f"tools[{at}]"
         if not _TOOL_NAME.fullmatch(tool.name):
             message = f"'{param}' is named {tool.name[:80]!r}; allowed are 1 to 64 letters, digits, '_', '-' and '.'."
             raise InvalidRequest(message, param=param)
         if tool.name in seen:
-            raise InvalidRequest(f"'{param}': {tool.name!r} is there twice.", param=param)
+            raise InvalidRequest(f"'{param}': {tool.name!r} appears twice.", param=param)
         seen.add(tool.name)
         if tool.parameters is not None:
-            check_size(tool.parameters, f"{param}.parameters")
-            if tool.strict:
-                check_schema(tool.parameters, f"{param}.parameters")
+            size += check_size(tool.parameters, f"{param}.parameters")
+            if size > MAX_SCHEMAS_BYTES:
+                message = f"The schemas of 'tools' have more than {MAX_SCHEMAS_BYTES} bytes in all."
+                raise InvalidRequest(message, param="tools")
+
+
+def checked_choice(
+    mode: Literal["auto", "none", "required"], names: Sequence[str], tools: Sequence[Tool]
+) -> ToolChoice:
+    """Returns a tool choice. Raises InvalidRequest if it names an unknown tool, or requires one of no tools."""
+    known = {tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            message = f"'tool_choice' names {name[:80]!r}, which is not among 'tools'."
+            raise InvalidRequest(message, param="tool_choice")
+    if mode == "required" and not tools:
+        raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param="tool_choice")
+    return ToolChoice(mode=mode, names=frozenset(names))
 
 
 def check_sampling(params: SamplingParams, called: Mapping[str, str] | None = None) -> None:

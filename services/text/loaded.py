@@ -77,7 +77,7 @@ class Answer(PendingText):
         if self._unread > UNREAD_BYTES and not self._held and not self.finished:
             self._held, self.owed = True, None
             self._hold(True)
-        self._tell()
+        self._notify()
 
 
 class LoadedTextModel(TextModelInWorker[Answer]):

@@ -46,7 +46,7 @@ class EmbeddingAnswer(PendingText):
         self._missing -= 1
         if not self._missing:
             self.finish()
-            self._tell()
+            self._notify()
 
 
 class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):

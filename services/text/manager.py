@@ -13,45 +13,43 @@ from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
+from services.text.llama_library import llama_environ
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
 from services.text.rendering.template_process import TemplateProcess
 from services.text.vllm_environ import vllm_environ
-from services.worker.environment import available_cores, worker_environ
 from services.worker.process import WorkerProcess
-from services.worker.start import WorkerStart
+from services.worker.start import WorkerStart, available_cores, worker_environ
 
 WORKER_MODULE = "services.text.engine"
-VLLM = "vllm"
+LLAMA, VLLM = "llama_cpp", "vllm"
 
 
 TextResident = LoadedTextModel | LoadedEncoder
 
 
 class TextManager(ModelManager[TextResident]):
-    """The text models of this process. `device` is cuda, mps or cpu."""
+    """The text models of this process, each on the device of its runtime."""
 
-    def __init__(self, settings: TextSettings, device: str) -> None:
+    def __init__(self, settings: TextSettings) -> None:
         super().__init__(self._start)
         self._settings = settings
-        self._device = device
 
     async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
-        options = self.options(descriptor)
+        options = self.options(descriptor, runtime)
         capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
 
-        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> TextResident:
+        def adopt(worker: WorkerProcess[FromWorker], ready: Ready | EncoderReady) -> TextResident:
             if isinstance(ready, EncoderReady):
                 return LoadedEncoder(descriptor.id, worker, ready, self._settings)
-            if not isinstance(ready, Ready):
-                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
             if template is None:
                 raise Internal(f"the worker of {descriptor.id} loaded it to write, not to embed")
             return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings, template)
 
-        start: WorkerStart[FromWorker] = WorkerStart(
+        start: WorkerStart[FromWorker, Ready | EncoderReady] = WorkerStart(
             module=WORKER_MODULE,
             messages=FromWorker,
+            ready=(Ready, EncoderReady),
             model_id=descriptor.id,
             environ=self._environ(runtime, options),
             load=Load(runtime.name, options, capability),
@@ -71,8 +69,8 @@ class TextManager(ModelManager[TextResident]):
             await model.open()
         return model
 
-    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """Returns the engine options of a model, for its worker and its memory estimate.
+    def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
+        """Returns the engine options of a model under a runtime, for its worker and its memory estimate.
 
         Options registered with the model take precedence over the settings.
         """
@@ -81,7 +79,8 @@ class TextManager(ModelManager[TextResident]):
             model_id=descriptor.id,
             path=str(descriptor.primary),
             threads=settings.threads or available_cores(),
-            gpu=self._device != "cpu",
+            gpu=runtime.gpu,
+            device=runtime.device,
             context_tokens=own.context_tokens or settings.context_tokens,
             kv_tokens=own.kv_tokens or settings.kv_tokens,
             max_sequences=own.max_sequences or settings.max_sequences,
@@ -98,6 +97,8 @@ class TextManager(ModelManager[TextResident]):
 
     def _environ(self, runtime: Runtime, options: EngineOptions) -> Mapping[str, str]:
         environ = text_environ(options.threads, gpu=options.gpu)
+        if runtime.name == LLAMA:
+            return {**environ, **llama_environ(runtime.device, self._settings.llama_libraries)}
         if runtime.name != VLLM:
             return environ
         return {**environ, **vllm_environ(options, self._settings.vllm_cache)}

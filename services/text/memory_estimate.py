@@ -8,10 +8,11 @@
                          compute = batch x dtype x (10 width + 3 inner) + 12 x sequences x vocabulary + 800 x vocabulary
                          + 32 MiB (allocator, kernels)
     vllm, chat           as torch, chat, with vLLM's page size, + 128 MiB if it compiles the model
+    torch, gpt-oss, GPU  as torch, chat, with the packed size of the weights where the GPU computes with it
     torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
 `batch` is the number of tokens per step (services/text/engine/token_budget.py), `cells` the KV cells of all requests
-(services/text/engine/cache_size.py), `cell bytes` the size of a token's keys and values in all layers; `width` and
+(services/text/engine/kv_cells.py), `cell bytes` the size of a token's keys and values in all layers; `width` and
 `inner` are the hidden and the feed-forward size. The factors of compute are fitted to the peaks of the demo models,
 minus a worker that has only imported its runtime. That worker is `worker`, and its renderer process is `templates`.
 On a GPU, weights, cache and compute are in GPU memory and the processes in host memory. tests/memory checks the
@@ -25,16 +26,14 @@ from collections.abc import Callable, Mapping
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.gguf_header import GgufError, read_header
 from services.models.registry import Runtime
-from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate
+from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
 from services.settings.settings import MIB, TextSettings
-from services.text.config_shape import ConfigShape
-from services.text.engine.cache_size import cache_cells, context_size
-from services.text.engine.kv_cells import BLOCK
+from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
 from services.text.engine.runtimes.vllm.arguments import cache_blocks
 from services.text.engine.token_budget import step_tokens
-from services.text.gguf_shape import GgufShape
+from services.text.model_shape import ConfigShape, GgufShape
 
 # Memory of a worker that has imported its runtime, on x86-64.
 WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB, "vllm": 580 * MIB}
@@ -46,15 +45,14 @@ _KERNELS = 32 * MIB
 _COMPILER = 128 * MIB  # torch's compiler, in the worker
 
 Parts = dict[str, int]
-Options = Callable[[ModelDescriptor], EngineOptions]
+Options = Callable[[ModelDescriptor, Runtime], EngineOptions]
 
 
 class TextMemoryEstimate:
     """Estimates models for one service. `options` returns the manager's engine options of a model."""
 
-    def __init__(self, settings: TextSettings, device: str, options: Options) -> None:
+    def __init__(self, settings: TextSettings, options: Options) -> None:
         self._settings = settings
-        self._device = device
         self._options = options
 
     def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
@@ -63,7 +61,7 @@ class TextMemoryEstimate:
         Raises:
             GgufError, OSError, ValueError: a header cannot be read.
         """
-        options = self._options(descriptor)
+        options = self._options(descriptor, runtime)
         writes = "embeddings" not in descriptor.capabilities
         if descriptor.format == "gguf":
             parts = _gguf(descriptor, options, writes=writes)
@@ -72,10 +70,9 @@ class TextMemoryEstimate:
         processes = {"worker": WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])}
         if writes:
             processes["templates"] = TEMPLATE_BYTES
-        gpu = self._device == "cuda"  # with Metal, GPU and host share their memory
-        if gpu:
+        if gpu_of(runtime):
             parts["compute"] += TORCH_CONTEXT
-        return MemoryEstimate.of(parts, processes, gpu=gpu)
+        return MemoryEstimate.of(parts, processes, runtime)
 
     def _safetensors(
         self, descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime, *, writes: bool
@@ -87,7 +84,9 @@ class TextMemoryEstimate:
             return {"weights": descriptor.size, "compute": compute}
         wanted = NUMBER_BYTES.get(options.dtype, shape.stored)
         weights = (descriptor.unpacked_size or descriptor.size) * wanted // shape.stored
-        if self._device != "cpu":
+        if _stays_packed(descriptor, options, runtime) and wanted == shape.stored:
+            weights = descriptor.size
+        if runtime.gpu:
             weights //= options.tensor_parallel * options.pipeline_parallel
         context = context_size(options, shape.context_tokens)
         cells = cache_cells(options, context)
@@ -97,7 +96,7 @@ class TextMemoryEstimate:
             pages, page = cache_blocks(options, cells)
             compiling = _COMPILER if options.compiled else 0
         kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
-        copies = max(0, weights - shape.embedding * wanted) if self._device == "cpu" else 0
+        copies = max(0, weights - shape.embedding * wanted) if not runtime.gpu else 0
         sampled = 12 * options.max_sequences * shape.vocabulary
         compute = step_tokens(options) * wanted * (10 * shape.width + 3 * shape.inner) + sampled
         return {
@@ -107,10 +106,19 @@ class TextMemoryEstimate:
         }
 
 
+def _stays_packed(descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime) -> bool:
+    """Returns True if a runtime certainly keeps the 4-bit experts packed; torch expands those of a divided model."""
+    return (
+        descriptor.quantization == "mxfp4"
+        and runtime.packs
+        and (runtime.name == "vllm" or options.tensor_parallel == 1)
+    )
+
+
 def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) -> Parts:
     first = descriptor.primary
     if not first.is_file():
-        raise GgufError(f"{first} is no file")
+        raise GgufError(f"{first} is not a file")
     shape = GgufShape(read_header(first))
     layer = 4 * (8 * shape.width + 3 * shape.inner)
     if not writes:

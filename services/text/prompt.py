@@ -2,18 +2,21 @@
 
 The template environment follows transformers' `apply_chat_template`, for which templates are written: `messages`,
 `add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`, `strftime_now`, `tojson`, loop controls, and the
-tag `generation`.
+tag `generation`. For templates with limitations the conversation is rewritten without losing content: those of gpt-oss
+and Llama 3 use only the first call of a message, and that of gpt-oss drops later system messages and rejects a call
+after both reasoning and text.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jinja2
-
-# Jinja imports these two lazily, but a renderer process can no longer import anything by then.
 import jinja2.constants
 import jinja2.debug
 from jinja2 import nodes
@@ -23,13 +26,55 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import InvalidRequest, ModelInvalid
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
-from services.text.rendering.template_messages import one_call_each, with_one_system, with_thoughts_before_calls
 
+_SYSTEM = ("system", "developer")
 # ChatML, which most models without a template understand best.
 DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+
+
+def one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Splits messages with several calls into one message per call, each followed by its result."""
+    return tuple(_split(messages))
+
+
+def with_one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Merges all system and developer messages into one at the beginning."""
+    system = [message for message in messages if message.role in _SYSTEM]
+    if not system:
+        return messages
+    first = replace(system[0], content="\n\n".join(message.content for message in system if message.content))
+    return (first, *(message for message in messages if message.role not in _SYSTEM))
+
+
+def with_thoughts_before_calls(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Moves text before a call into the reasoning, if the message has reasoning."""
+    return tuple(
+        replace(message, reasoning=f"{message.reasoning}\n\n{message.content}", content="")
+        if message.tool_calls and message.reasoning and message.content
+        else message
+        for message in messages
+    )
+
+
+def _split(messages: tuple[Message, ...]) -> Iterator[Message]:
+    at = 0
+    while at < len(messages):
+        message, calls = messages[at], messages[at].tool_calls
+        at += 1
+        if len(calls) < 2:
+            yield message
+            continue
+        results = list(itertools.takewhile(lambda following: following.role == "tool", messages[at:]))
+        at += len(results)
+        for call in calls:
+            yield replace(message, tool_calls=(call,))
+            message = Message(role="assistant", content="")  # text and reasoning stay in the first message
+            yield from (result for result in results if result.tool_call_id == call.id)
+        called = {call.id for call in calls}
+        yield from (result for result in results if result.tool_call_id not in called)
 
 
 class _TemplateRefused(Exception):

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 from services.telemetry.logs import setup_logs
 
@@ -110,18 +110,18 @@ def lead(options: argparse.Namespace, settings: Settings) -> int:
     children.wait(head, gathered, until=lambda: children.stopping)
     if children.stopping or children.status(gathered) != 0:
         if not children.stopping:
-            log.error("the machines of this group did not come together: Ray's head has ended, or nobody could ask it")
+            log.error("the machines of this group did not all join: Ray's head has ended, or does not answer")
         children.end(gathered)
         children.end(head)
         return 0 if children.stopping else 1
-    log.info("the machines of this group are there", extra={"nodes": options.nodes})
+    log.info("all machines of this group have joined", extra={"nodes": options.nodes})
     service = children.start([sys.executable, "-m", "services.text"])
     watched = children.start([python, "-m", GATHERING, "watch", *machines])
     children.wait(head, service, watched, until=lambda: children.stopping)
     gone = {"Ray's head": children.status(head), "one of the machines": children.status(watched)}
     lost = [what for what, status in gone.items() if status is not None and not children.stopping]
     if lost:
-        log.error("%s has gone: this group has to be made anew", lost[0])
+        log.error("%s has left: this group must be restarted", lost[0])
     children.terminate(service)
     children.wait(service)
     children.end(watched)
@@ -142,7 +142,7 @@ def work(options: argparse.Namespace, settings: Settings) -> int:
     node = children.start(_ray(python, options, f"--address={options.leader}:{HEAD_PORT}"))
     children.wait(node, until=lambda: children.stopping)
     if not children.stopping:
-        log.error("Ray has ended: this group has to be made anew", extra={"status": children.status(node)})
+        log.error("Ray has ended: this group must be restarted", extra={"status": children.status(node)})
         return 1
     drain = settings.service.drain_delay_seconds + settings.service.drain_seconds + LEADER_SECONDS
     deadline = time.monotonic() + drain
@@ -176,7 +176,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     roles = parser.add_subparsers(dest="role", required=True)
     for role in ("leader", "worker"):
         options = roles.add_parser(role)
-        options.add_argument("--ip", required=True, help="this machine's address, as the others reach it")
+        options.add_argument("--ip", required=True, help="this machine's address, reachable by the others")
         options.add_argument("--gpus", required=True, type=int, help="GPUs of this machine")
         if role == "leader":
             options.add_argument("--nodes", required=True, type=int, help="machines of a group, this one among them")

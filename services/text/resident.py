@@ -32,7 +32,7 @@ class PendingText(Pending):
         """Records that the input is tokenized and fits."""
         self.prompt_tokens, self.prompt = prompt_tokens, prompt
         self.queued_since = time.monotonic()
-        self._tell()
+        self._notify()
 
 
 P = TypeVar("P", bound=PendingText)
@@ -65,7 +65,7 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
     def _step(self, message: Stepped | Encoded) -> None:
         """Distributes the results of a worker's step."""
 
-    def _heard(self, message: FromWorker) -> None:
+    def _handle(self, message: FromWorker) -> None:
         if isinstance(message, Stepped | Encoded):
             self._entered(message.phases)
             self._step(message)
@@ -73,12 +73,12 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
         elif isinstance(message, Accepted) and (pending := self._requests.get(message.request)):
             pending.accept(message.prompt_tokens, message.prompt)
 
-    def _emptied(self) -> None:
+    def _reset(self) -> None:
         self._count(Counters(self.counters.steps, 0, 0, 0, 0, self.counters.preempted))
 
     def _count(self, counters: Counters) -> None:
         before, self.counters = self.counters, counters
-        self._tell_places(counters.running, counters.waiting)
+        self._set_gauges(counters.running, counters.waiting)
         if counters.preempted > before.preempted:
             self._preempted.inc(counters.preempted - before.preempted)
         if counters.steps > before.steps:

@@ -8,13 +8,13 @@ from typing import Any
 from llguidance import LLMatcher
 
 from services.errors import InvalidRequest
+from services.text.engine.constraint import in_one_line
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
 # The limit of optional properties per object: the compiler holds four items for each one where any may come next, and
 # fails at 2,000 in the middle of an answer.
 MAX_OPTIONAL = 400
-MAX_PROBLEM = 300  # characters
 _GUIDANCE = "x-guidance"  # the compiler's own options, which callers must not set
 # JSON Schema 2020-12 section 7.3. Other formats are annotations, and libraries write many (`path`, `jwt`, ...).
 _FORMATS = frozenset(
@@ -68,13 +68,14 @@ _KEYWORDS = {
 _ADVICE = ". Enable 'coerce_one_of'"  # only the compiler's direct callers can follow it
 
 
-def check_size(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest if a schema is too large or nested too deeply to be compiled."""
+def check_size(schema: dict[str, Any], param: str) -> int:
+    """Returns a schema's bytes as JSON. Raises InvalidRequest if they are too many, or nested too deeply."""
     if _is_deeper(schema, MAX_DEPTH):
         raise InvalidRequest(f"'{param}' is nested deeper than {MAX_DEPTH} levels.", param=param)
     size = len(json.dumps(schema))
     if size > MAX_BYTES:
         raise InvalidRequest(f"'{param}' has {size} bytes; {MAX_BYTES} are allowed.", param=param)
+    return size
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
@@ -125,7 +126,7 @@ def _fit(value: Any) -> Any:
             fitted[key] = {name: _fit(schema) for name, schema in item.items()}
         elif key in _COUNTS and isinstance(item, float) and item.is_integer():
             fitted[key] = int(item)
-        elif not _says_nothing(key, item, value):
+        elif not _has_no_effect(key, item, value):
             fitted[key] = _fit(item)
     if pattern := _CALENDAR.get(str(fitted.get("format"))):
         also = fitted.get("allOf")
@@ -133,7 +134,7 @@ def _fit(value: Any) -> Any:
     return fitted
 
 
-def _says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
+def _has_no_effect(key: str, value: Any, schema: dict[str, Any]) -> bool:
     if key in _DEPENDENT and not any(other in schema for other in _DEPENDENT[key]):
         return True
     if key == "format":
@@ -162,10 +163,10 @@ def _crowded(schema: Any) -> str:
 
 def _problem(schema: dict[str, Any]) -> str:
     """Returns the compiler's error on one line; empty if the schema compiles."""
-    problem = " ".join(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))).split())
+    problem = in_one_line(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))))
     problem = problem.partition(_ADVICE)[0]
     for words, keyword in _KEYWORDS.items():
         if problem.startswith(words):
             meta = keyword == "$ref" and f"'{schema.get('$schema')}'" in problem
             problem = f"{'$schema' if meta else keyword}: {problem}"
-    return problem[:MAX_PROBLEM]
+    return problem

@@ -26,14 +26,14 @@ For each function call, return a json object with function name and arguments wi
 
 def with_tools(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> tuple[Message, ...]:
     """Returns the conversation with tools, calls and results as text."""
-    told = tuple(_spelled_out(message) for message in messages)
+    rewritten = tuple(_spelled_out(message) for message in messages)
     if not tools:
-        return told
+        return rewritten
     introduction = _INTRODUCTION.format(tools="\n".join(map(_tool_line, tools)))
-    if told and told[0].role in ("system", "developer"):
-        first = replace(told[0], content=f"{told[0].content}\n\n{introduction}")
-        return (first, *told[1:])
-    return (Message(role="system", content=introduction), *told)
+    if rewritten and rewritten[0].role in ("system", "developer"):
+        first = replace(rewritten[0], content=f"{rewritten[0].content}\n\n{introduction}")
+        return (first, *rewritten[1:])
+    return (Message(role="system", content=introduction), *rewritten)
 
 
 def _spelled_out(message: Message) -> Message:

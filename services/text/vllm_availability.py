@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Collection
 from dataclasses import replace
 
-from services.models.registry import RUNTIMES, Runtime
+from services.models.registry import CPU, RUNTIMES, EngineRegistry, Runtime
 from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING
 
 log = logging.getLogger(__name__)
@@ -26,22 +26,27 @@ for name in {_PACKAGES!r}:
 """
 
 
-def text_runtimes(python: str, device: str, seconds: float = SECONDS) -> tuple[Runtime, ...]:
+def text_runtimes(python: str, seconds: float = SECONDS) -> tuple[Runtime, ...]:
     """Returns all runtimes, with vllm as it is available here. Blocks briefly, at most for `seconds`.
 
-    `python`: the interpreter of vllm's workers (ALLM_VLLM_PYTHON); empty: this one. `device`: the device of the models.
+    `python`: the interpreter of vllm's workers (ALLM_VLLM_PYTHON); empty: this one.
     """
     missing = _missing(python, seconds) if python else _missing_here()
     if python and missing:
         log.warning("the runtime vllm is not available", extra={"reason": missing})
-    return tuple(_here(one, device, missing) if one.name == NAME else one for one in RUNTIMES)
+    return tuple(replace(one, missing=missing) if one.name == NAME else one for one in RUNTIMES)
 
 
-def _here(runtime: Runtime, device: str, missing: str) -> Runtime:
-    here = replace(runtime, missing=missing)
-    if device != "cpu":
-        return here
-    return replace(here, architectures={"chat": VLLM_CPU_DECODERS}, quantizations=VLLM_CPU_QUANTIZATIONS)
+def with_vllm_here(registry: EngineRegistry) -> EngineRegistry:
+    """Returns the registry with the models that vllm supports on its device: fewer on a processor."""
+    if registry.device_of(NAME) != CPU:
+        return registry
+    chat = {"chat": VLLM_CPU_DECODERS}
+    runtimes = tuple(
+        replace(one, architectures=chat, quantizations=VLLM_CPU_QUANTIZATIONS) if one.name == NAME else one
+        for one in registry.runtimes
+    )
+    return EngineRegistry(registry.device, forced=registry.forced, runtimes=runtimes)
 
 
 def _missing_here() -> str:

@@ -54,7 +54,7 @@ class _Reader(Generic[M]):
         name, fields = _open(body)
         decoder = self._decoders.get(name)
         if decoder is None:
-            raise msgspec.ValidationError(f"no message is called {name[:100]!r}")
+            raise msgspec.ValidationError(f"there is no message {name[:100]!r}")
         message: M = decoder.decode(fields)
         return message
 

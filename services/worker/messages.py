@@ -67,6 +67,10 @@ class EngineError(Exception):
         self.message = message
         self.param = param  # the request's wrong parameter
 
+    def refusal(self, request: int) -> Refused:
+        """Returns the message that ends a request with this error."""
+        return Refused(request=request, code=self.code, message=self.message, param=self.param)
+
 
 _NO_MEMORY = (
     "out of memory",

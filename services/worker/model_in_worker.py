@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -17,14 +18,14 @@ from services.rpc.deadline import Deadline, caller_deadline
 from services.telemetry import metrics, tracing
 from services.telemetry.model_events import EVENTS
 from services.telemetry.model_series import ModelPart
-from services.worker.completion_rate import CompletionRate
 from services.worker.messages import Cancel, Phase, Refused, Stop
 from services.worker.pending import Pending, RequestLimits
 from services.worker.process import WorkerDied, WorkerProcess
 from services.worker.watchdog import Watchdog
 
+KEPT = 64  # most recent completions that the rate is computed from
+LEAST = 3  # completions needed for a rate
 log = logging.getLogger(__name__)
-
 JUST = 1.0  # seconds after its start in which a request may still be unread when the worker dies
 CLOSE_SECONDS = 1.0  # how long `close` waits for the requests of a dead worker to get the reason
 RETRY_SECONDS = 1.0  # retry_after while a new worker starts
@@ -32,10 +33,39 @@ LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's ignore longer ones
 # A request is admitted only if its deadline is this many times the estimated wait: a request that times out shortly
 # before its end has cost as much as an answer.
 MARGIN = 1.5
-
-
 P = TypeVar("P", bound=Pending)
 M = TypeVar("M")
+
+
+class CompletionRate:
+    """The completed requests of a worker, on a clock that stops while the worker has free slots.
+
+    Otherwise a quiet hour, or a single client of a worker with many slots, would make a fast worker look slow.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        """`concurrency`: requests that run concurrently."""
+        self._concurrency = concurrency
+        self._ends: deque[float] = deque(maxlen=KEPT)  # on the clock
+        self._clock = 0.0  # seconds
+        self._since: float | None = None  # when the clock was started; None: it is stopped
+
+    def count(self, requests: int, *, ended: bool = False) -> None:
+        """Sets the number of current requests; `ended`: one has just completed."""
+        now = self._read()
+        if ended and self._since is not None:
+            self._ends.append(now)
+        self._clock, self._since = now, time.monotonic() if requests >= self._concurrency else None
+
+    def seconds_for(self, requests: int) -> float | None:
+        """Estimates the seconds that this many requests take to complete; None while there is no rate."""
+        if len(self._ends) < LEAST:
+            return None
+        span = self._read() - self._ends[0]
+        return requests * span / (len(self._ends) - 1)
+
+    def _read(self) -> float:
+        return self._clock + (time.monotonic() - self._since if self._since is not None else 0.0)
 
 
 class ModelInWorker(ABC, Generic[P, M]):
@@ -57,7 +87,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._stalled = False
         self._closed = False
         self._rate = CompletionRate(limits.running)
-        self._places = (0, 0)  # running and waiting requests, from the worker's last report
+        self._counts = (0, 0)  # running and waiting requests, from the worker's last report
         self._part = ModelPart(model_id)
         self._part.set(metrics.LOADED, 1)
         for metric in (metrics.WORKER_DEATHS, metrics.WORKER_RESTARTS, metrics.OVERRUNS):
@@ -105,7 +135,7 @@ class ModelInWorker(ABC, Generic[P, M]):
             Timeout: the caller's deadline has passed.
         """
         deadline = caller_deadline()
-        self._admit(deadline)
+        self._admit(deadline, pending.caller)
         seconds = self._limits.seconds
         variable = self._limits.seconds_variable
         pending.late = Timeout(f"the request took longer than {seconds:g} seconds ({variable})")
@@ -117,7 +147,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         timer = asyncio.get_running_loop().call_later(seconds, self._expire, request)
         self._requests[request] = pending
         self._rate.count(len(self._requests))
-        self._tell_places(*self._places)
+        self._set_gauges(*self._counts)
         try:
             self._worker.send(message(request))
             yield pending
@@ -127,30 +157,48 @@ class ModelInWorker(ABC, Generic[P, M]):
                 self._worker.send(Cancel(request))
             self._rate.count(len(self._requests), ended=pending.finished and not pending.failed)
             if tracing.tracer:
-                tracing.tell_phases(pending.phases, pending.ended, pending.counts, pending.problem)
-            self._tell_places(*self._places)
+                tracing.record_phases(pending.phases, pending.ended, pending.counts, pending.problem)
+            self._set_gauges(*self._counts)
 
-    def _admit(self, deadline: Deadline | None) -> None:
+    def _admit(self, deadline: Deadline | None, caller: str) -> None:
         """Raises the error with which a new request must be refused, if any."""
         limits = self._limits
         if not self.alive:
-            raise ModelNotReady(f"the worker of {self._model_id} has just ended; ask again", retry_after=RETRY_SECONDS)
-        there = len(self._requests)
-        if there >= limits.running + limits.queue:
-            message = (
-                f"{self._model_id} is busy: {limits.running} requests run and {limits.queue} "
-                f"wait ({limits.queue_variable})"
-            )
-            raise Overloaded(message, retry_after=self._retry_after())
-        if deadline is None or there < limits.running:
+            raise ModelNotReady(f"the worker of {self._model_id} just ended; try again", retry_after=RETRY_SECONDS)
+        present = len(self._requests)
+        if present >= limits.running + limits.queue and not self._displace(caller):
+            raise self._busy()
+        if deadline is None or present < limits.running:
             return
-        wait = self._rate.seconds_for(there + 1)
+        wait = self._rate.seconds_for(present + 1)
         if wait is not None and wait * MARGIN > deadline.remaining:
             message = (
-                f"{self._model_id} is busy: an answer would take some {wait:.0f} seconds, too long for the request's "
+                f"{self._model_id} is busy: an answer would take about {wait:.0f} seconds, too long for the request's "
                 f"deadline in {max(0.0, deadline.remaining):.0f}"
             )
             raise Overloaded(message, retry_after=self._retry_after())
+
+    def _displace(self, caller: str) -> bool:
+        """Refuses the latest waiting request of the caller that has most requests, so that another caller's fits.
+
+        Returns False if `caller` has about as many itself. So a lone caller may fill the queue, and two share it.
+        """
+        counts = Counter(each.caller for each in self._requests.values())
+        ((most, count),) = counts.most_common(1)
+        if count <= counts[caller] + 1:
+            return False
+        for request, pending in reversed(self._requests.items()):
+            if pending.caller == most and pending.waits:
+                pending.fail(self._busy())
+                del self._requests[request]
+                self._worker.send(Cancel(request))
+                return True
+        return False
+
+    def _busy(self) -> Overloaded:
+        limits = self._limits
+        count = f"{limits.running} requests run and {limits.queue} wait ({limits.queue_variable})"
+        return Overloaded(f"{self._model_id} is busy: {count}", retry_after=self._retry_after())
 
     def _retry_after(self) -> float:
         """Seconds until half of the current requests have completed, at the current rate. Until there is a rate, they
@@ -171,18 +219,18 @@ class ModelInWorker(ABC, Generic[P, M]):
                     metrics.QUEUED.labels(self._model_id).observe(max(0.0, phase.at - pending.queued_since))
                 pending.enter(phase)
 
-    def _tell_places(self, running: int, waiting: int) -> None:
+    def _set_gauges(self, running: int, waiting: int) -> None:
         """Sets the gauges of running and waiting requests. Requests that the worker has not read yet are waiting."""
-        self._places = running, waiting
+        self._counts = running, waiting
         self._part.set(metrics.RUNNING, running)
         self._part.set(metrics.WAITING, max(waiting, len(self._requests) - running))
 
     @abstractmethod
-    def _heard(self, message: M) -> None:
+    def _handle(self, message: M) -> None:
         """Handles a message of the worker about its requests, except Refused."""
 
     @abstractmethod
-    def _emptied(self) -> None:
+    def _reset(self) -> None:
         """Resets the counters after the worker died."""
 
     async def _listen(self) -> None:
@@ -192,15 +240,15 @@ class ModelInWorker(ABC, Generic[P, M]):
         except WorkerDied as death:
             self._died(str(death))
         except Exception:
-            log.exception("cannot understand the worker", extra={"model": self._model_id})
+            log.exception("cannot read a message of the worker", extra={"model": self._model_id})
             self._worker.kill()
-            self._died(f"worker {self.pid} of {self._model_id} sent what cannot be read")
+            self._died(f"worker {self.pid} of {self._model_id} sent an unreadable message")
 
     def _take(self, message: M) -> None:
         if self._is_progress(message):
             self._watchdog.progress()
         if not isinstance(message, Refused):
-            self._heard(message)
+            self._handle(message)
         elif pending := self._requests.pop(message.request, None):
             error = from_code(message.code, message.message, message.param)
             if isinstance(error, Overloaded):
@@ -224,8 +272,8 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._closed = True
         self.problem = self.problem or Internal(how)
         metrics.WORKER_DEATHS.labels(self._model_id).inc()
-        EVENTS.tell("worker_died", self._model_id)
-        self._emptied()
+        EVENTS.record("worker_died", self._model_id)
+        self._reset()
         self._part.close()
         self._end(how)
 
@@ -243,7 +291,7 @@ class ModelInWorker(ABC, Generic[P, M]):
             if pending.begun or now - pending.started > JUST:
                 pending.fail(Internal(how))
             else:
-                pending.fail(ModelNotReady(f"{how}, before it began; ask again", retry_after=RETRY_SECONDS))
+                pending.fail(ModelNotReady(f"{how}, before it started; try again", retry_after=RETRY_SECONDS))
 
     def _stall(self, limit: float) -> None:
         """Kills the worker and ends its requests immediately: a process that hangs in the kernel may never exit."""

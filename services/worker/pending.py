@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.auth.caller import current_caller
 from services.errors import AllmError
 from services.telemetry import metrics
 from services.worker.messages import Phase
@@ -33,6 +34,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.started = time.monotonic()
+        self.caller = current_caller().identity.subject
         self.owed: float | None = self.started  # since when the worker owes progress; None: it waits for us
         self.begun = False  # the worker has sent a message about it
         self.late: AllmError | None = None  # the error when its time is up
@@ -62,6 +64,11 @@ class Pending:
             self.phases.append((phase.name, phase.at))
 
     @property
+    def waits(self) -> bool:
+        """True until the worker reports that it has begun to compute."""
+        return not self.finished and len(self.phases) == 1
+
+    @property
     def failed(self) -> bool:
         """True if an error has ended the request."""
         return self._error is not None
@@ -78,7 +85,7 @@ class Pending:
         """The usage so far, for the trace, by OpenTelemetry attribute name."""
         return {}
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wakes the waiting caller: the worker has sent a message about the request."""
         self.begun = True
         self._news.set()

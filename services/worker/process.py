@@ -151,7 +151,7 @@ class WorkerProcess(Generic[M]):
         try:
             return await asyncio.wait_for(self._process.wait(), GONE_SECONDS)
         except TimeoutError:
-            log.exception("a killed worker does not end", extra={"model": self._name, "pid": self.pid})
+            log.exception("a killed worker does not exit", extra={"model": self._name, "pid": self.pid})
             self._log_task.cancel()
             return None
 
@@ -174,7 +174,7 @@ class WorkerProcess(Generic[M]):
 def describe_exit(code: int | None) -> str:
     """Describes an exit code in words; None: the process did not exit."""
     if code is None:
-        return "it cannot be ended: it waits in the kernel, as for a broken device or disk"
+        return "it cannot be killed: it is blocked in the kernel, for example by a broken device or disk"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -48,7 +48,7 @@ class Watchdog:
                 if self._stalls(now):
                     self._stall(self._limit)
             except Exception:
-                log.exception("the watchdog goes on after a fault", extra={"model": self._model_id})
+                log.exception("the watchdog continues after an error", extra={"model": self._model_id})
             looked = now
 
     def _stalls(self, now: float) -> bool:

@@ -102,7 +102,7 @@ async def test_it_is_healthy_and_says_so_of_its_typed_service(service: Service) 
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_what_the_catalog_wants_is_provided_reported_and_served(service: Service) -> None:
+async def test_desired_models_are_provided_reported_and_served(service: Service) -> None:
     await until(lambda: service.state and service.state.state == model_pb2.MODEL_STATE_READY)
     clip = librivox()[1]
     reply = await service.stub.Transcribe(requests(clip.path.read_bytes()), timeout=PATIENCE_SECONDS)
@@ -113,7 +113,7 @@ async def test_what_the_catalog_wants_is_provided_reported_and_served(service: S
     assert {report.modality for report in service.catalog.reports} == {model_pb2.MODALITY_AUDIO}
 
 
-async def test_an_unknown_model_is_told_by_name(service: Service) -> None:
+async def test_unknown_model_is_reported_by_name(service: Service) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.Transcribe(requests(b"sound", model="nobody"), timeout=PATIENCE_SECONDS)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

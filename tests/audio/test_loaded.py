@@ -16,15 +16,15 @@ from services.audio.engine.messages import (
     Consumed,
     Counters,
     Decoding,
-    Detected,
     Finished,
-    Partial,
-    Ready,
+    LanguageFound,
+    PartialText,
     Segment,
     Sound,
     Stepped,
     Submit,
     Transcribed,
+    WhisperReady,
 )
 from services.audio.loaded import SOUND_AHEAD, SOUND_OWED, UNREAD, LoadedWhisper
 from services.errors import Internal, InvalidRequest, Overloaded, Timeout
@@ -49,7 +49,7 @@ class Scripted(PuppetWorker):
 
 @asynccontextmanager
 async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedWhisper]:
-    ready = Ready(languages=["en"], multilingual=False, batch_windows=2)
+    ready = WhisperReady(languages=["en"], multilingual=False, batch_windows=2)
     model = LoadedWhisper(MODEL, worker, ready, replace(load_settings({}).audio, **limits))
     async with asyncio.timeout(PATIENCE_SECONDS):
         try:
@@ -88,13 +88,13 @@ async def until(condition: Any) -> None:
 async def test_a_request_is_its_options_then_its_sound_and_gives_its_news_in_order() -> None:
     worker, decoding = Scripted(), Decoding(prompt="Hello")
     news = (
-        Detected(1, "en", 1.0),
+        LanguageFound(1, "en", 1.0),
         Transcribed(1, [segment(0)]),
         Transcribed(1, [segment(1)]),
-        Finished(1, 2.0, 1.5, 7),
+        Finished(1, "en", 2.0, 1.5, 7),
     )
     async with loaded(worker) as model:
-        with model.hear("me", decoding) as job:
+        with model.transcribe("me", decoding) as job:
             await job.feed(SECOND)
             await job.feed(SECOND, last=True)
             worker.say(*news)
@@ -102,55 +102,57 @@ async def test_a_request_is_its_options_then_its_sound_and_gives_its_news_in_ord
         assert worker.sent == [Submit(1, "me", decoding), Sound(1, SECOND), Sound(1, SECOND, last=True)]
 
 
-async def test_whoever_leaves_early_cancels_and_hears_no_more() -> None:
+async def test_early_leaver_cancels_and_gets_no_more_events() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()):
+        with model.transcribe("me", Decoding()):
             pass
-        worker.say(Transcribed(1, [segment(0)]), Consumed(1, 5), Finished(1, 1.0, 1.0, 1))
-        with model.hear("me", Decoding()) as job:
-            worker.say(Detected(2, "en", 1.0))
-            assert await job.next() == Detected(2, "en", 1.0)
+        worker.say(Transcribed(1, [segment(0)]), Consumed(1, 5), Finished(1, "en", 1.0, 1.0, 1))
+        with model.transcribe("me", Decoding()) as job:
+            worker.say(LanguageFound(2, "en", 1.0))
+            assert await job.next() == LanguageFound(2, "en", 1.0)
         assert [message for message in worker.sent if isinstance(message, Cancel)] == [Cancel(1), Cancel(2)]
 
 
-async def test_of_partial_texts_only_the_newest_waits() -> None:
+async def test_only_the_newest_partial_text_waits() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding(live=True)) as job:
-            worker.say(*(Partial(1, text, 0.0, 1.0) for text in ("I", "I am", "I am here")))
-            worker.say(Transcribed(1, [segment(0)]), Partial(1, "And", 1.0, 2.0), Stepped(Counters(9, 1, 0, 1)))
+        with model.transcribe("me", Decoding(live=True)) as job:
+            worker.say(*(PartialText(1, text, 0.0, 1.0) for text in ("I", "I am", "I am here")))
+            worker.say(Transcribed(1, [segment(0)]), PartialText(1, "And", 1.0, 2.0), Stepped(Counters(9, 1, 0, 1)))
             await until(lambda: model.counters.steps == 9)
             assert await job.next() == Transcribed(1, [segment(0)])
-            assert await job.next() == Partial(1, "And", 1.0, 2.0)
+            assert await job.next() == PartialText(1, "And", 1.0, 2.0)
 
 
 async def test_sound_has_been_heard_whose_text_is_there_or_that_the_worker_has_let_go() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             await job.feed(5 * SECOND)
-            assert job.heard_seconds == 0
+            assert job.processed_seconds == 0
             worker.say(Transcribed(1, [segment(0), segment(1)]))
             await job.next()
-            assert job.heard_seconds == 2
-            worker.say(Partial(1, "And", 2.0, 3.0))
+            assert job.processed_seconds == 2
+            worker.say(PartialText(1, "And", 2.0, 3.0))
             await job.next()
-            assert job.heard_seconds == 3
-            worker.say(Consumed(1, 4 * 16_000), Detected(1, "en", 1.0))
+            assert job.processed_seconds == 3
+            worker.say(Consumed(1, 4 * 16_000), LanguageFound(1, "en", 1.0))
             await job.next()
-            assert job.heard_seconds == 4
-            worker.say(Finished(1, 5.0, 1.0, 2))
+            assert job.processed_seconds == 4
+            worker.say(Finished(1, "en", 5.0, 1.0, 2))
             await job.next()
-            assert job.heard_seconds == 5
+            assert job.processed_seconds == 5
 
 
-async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
+async def test_messages_before_an_error_are_received_before_it() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as job:
-            worker.say(Detected(1, "en", 1.0), Refused(request=1, code="INVALID_REQUEST", message="no", param="vad"))
-            assert await job.next() == Detected(1, "en", 1.0)
+        with model.transcribe("me", Decoding()) as job:
+            worker.say(
+                LanguageFound(1, "en", 1.0), Refused(request=1, code="INVALID_REQUEST", message="no", param="vad")
+            )
+            assert await job.next() == LanguageFound(1, "en", 1.0)
             for ask in (job.next(), job.feed(SECOND)):
                 with pytest.raises(InvalidRequest) as caught:
                     await ask
@@ -164,7 +166,7 @@ async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
 async def test_sound_waits_while_the_worker_has_enough() -> None:
     worker, block = Scripted(), SECOND * 60
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             pump = asyncio.create_task(job.feed(b""))
             while pump.done() or worker.sound < SOUND_AHEAD:
                 await pump
@@ -176,10 +178,10 @@ async def test_sound_waits_while_the_worker_has_enough() -> None:
             assert worker.sound == SOUND_AHEAD + 60 * 16_000
 
 
-async def test_sound_waits_while_nobody_reads() -> None:
+async def test_sound_waits_for_a_reader() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             worker.say(*(Transcribed(1, [segment(index)]) for index in range(UNREAD)), Stepped(Counters(9, 1, 0, 1)))
             await until(lambda: model.counters.steps == 9)
             pump = asyncio.create_task(job.feed(SECOND))
@@ -191,10 +193,10 @@ async def test_sound_waits_while_nobody_reads() -> None:
 
 
 @pytest.mark.parametrize("end", ["dies", "refuses", "fails"])
-async def test_whatever_ends_a_request_ends_the_wait_of_its_sound(end: str) -> None:
+async def test_end_of_a_request_ends_the_wait_of_its_sound(end: str) -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             await job.feed(bytes(2 * SOUND_AHEAD))
             job.begun = True
             pump = asyncio.create_task(job.feed(SECOND))
@@ -212,13 +214,18 @@ async def test_whatever_ends_a_request_ends_the_wait_of_its_sound(end: str) -> N
 async def test_more_requests_than_windows_and_queue_are_refused() -> None:
     refused = pytest.raises(Overloaded, match="ALLM_AUDIO_QUEUE")
     async with loaded(Scripted(), queue_limit=0) as model:
-        with model.hear("me", Decoding()), model.hear("you", Decoding()), refused, model.hear("she", Decoding()):
+        with (
+            model.transcribe("me", Decoding()),
+            model.transcribe("you", Decoding()),
+            refused,
+            model.transcribe("she", Decoding()),
+        ):
             pass
 
 
 async def test_a_request_out_of_time_names_its_setting() -> None:
     async with loaded(Scripted(), request_seconds=0.05) as model:
-        with model.hear("me", Decoding()) as job, pytest.raises(Timeout, match="ALLM_AUDIO_REQUEST_SECONDS"):
+        with model.transcribe("me", Decoding()) as job, pytest.raises(Timeout, match="ALLM_AUDIO_REQUEST_SECONDS"):
             await job.next()
 
 
@@ -229,7 +236,7 @@ async def test_a_request_out_of_time_names_its_setting() -> None:
 async def test_a_worker_that_waits_for_sound_is_not_killed(sound: bytes) -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding(live=True)) as job:
+        with model.transcribe("me", Decoding(live=True)) as job:
             await job.feed(sound)
             begun = time.monotonic()
             await until(lambda: time.monotonic() - begun > 0.6)
@@ -240,7 +247,7 @@ async def test_a_worker_that_waits_for_sound_is_not_killed(sound: bytes) -> None
 async def test_a_worker_that_has_what_it_needs_and_does_nothing_is_killed(sound: bytes, last: bool) -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             await job.feed(sound, last=last)
             with pytest.raises(Timeout, match="no progress"):
                 await job.next()
@@ -251,7 +258,7 @@ async def test_a_worker_that_has_what_it_needs_and_does_nothing_is_killed(sound:
 async def test_steps_for_others_are_progress() -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             await job.feed(b"", last=True)
             begun = time.monotonic()
             while time.monotonic() - begun < 0.6:
@@ -263,7 +270,7 @@ async def test_steps_for_others_are_progress() -> None:
 async def test_consumed_sound_is_not_owed() -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as job:
+        with model.transcribe("me", Decoding()) as job:
             await job.feed(bytes(2 * SOUND_OWED))
             worker.say(Consumed(1, SOUND_OWED))
             await until(lambda: job.owed is None)
@@ -274,7 +281,7 @@ async def test_sound_that_is_consumed_is_progress_of_its_request_alone(whose: in
     """Silence is never decoded, and another request's progress must not hide that a decoding hangs."""
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as job, model.hear("you", Decoding()):
+        with model.transcribe("me", Decoding()) as job, model.transcribe("you", Decoding()):
             await job.feed(bytes(2 * SOUND_OWED), last=True)
             begun = time.monotonic()
             # Waits without limit for an expected kill, and three times the limit to see that no kill happens.
@@ -287,7 +294,7 @@ async def test_sound_that_is_consumed_is_progress_of_its_request_alone(whose: in
 # --- metrics
 
 
-async def test_what_is_measured() -> None:
+async def test_measured_values() -> None:
     worker = Scripted()
     gained_by = {
         "allm_audio_seconds_total": 9.0,
@@ -298,8 +305,8 @@ async def test_what_is_measured() -> None:
     }
     before = {name: metric(name) for name in gained_by}
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as job:
-            worker.say(Stepped(Counters(3, 1, 4, 2)), Transcribed(1, [segment(0)]), Finished(1, 9.0, 6.5, 21))
+        with model.transcribe("me", Decoding()) as job:
+            worker.say(Stepped(Counters(3, 1, 4, 2)), Transcribed(1, [segment(0)]), Finished(1, "en", 9.0, 6.5, 21))
             while not isinstance(await job.next(), Finished):
                 pass
         assert metric("allm_requests_running") == 1

@@ -40,7 +40,7 @@ def test_the_workers_module_can_be_executed() -> None:
     assert importlib.util.find_spec(f"{WORKER_MODULE}.__main__") is not None
 
 
-async def test_a_model_whose_weights_are_gone_is_told_by_name_and_leaves_no_worker(tmp_path: Path) -> None:
+async def test_model_with_missing_weights_is_reported_by_name_and_leaves_no_worker(tmp_path: Path) -> None:
     async with transcribing(tmp_path, {}) as audio:
         serving = stored("tiny", tiny_en_ct2(), EngineRegistry("cpu", forced=True)).serving
         assert serving

@@ -12,11 +12,12 @@ from pathlib import Path
 import jiwer
 import psutil
 
+from services.audio.engine.messages import Segment
 from services.audio.loaded import LoadedWhisper
 from services.audio.manager import AudioManager, AudioModels
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource, Upload
-from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions
+from services.audio.transcription import Event, TranscriptionRequest, Transcriptions
 from services.models.descriptor import describe
 from services.models.desired import DesiredModel
 from services.models.formats.inspect import inspect
@@ -36,6 +37,7 @@ class Audio:
 
     folder: Path
     manager: AudioManager
+    models: AudioModels
     transcriptions: Transcriptions
 
     @property
@@ -51,11 +53,20 @@ class Audio:
             upload.write(data)
             yield upload
 
+    @asynccontextmanager
+    async def transcribing(
+        self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None = None, client: str = "me"
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Finds the model and runs a request, as the servicers do."""
+        stored = await self.models.find(request.model)
+        async with self.transcriptions.transcribe(stored, request, source, raw, client) as events:
+            yield events
+
     async def events(
         self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None = None, client: str = "me"
     ) -> list[Event]:
         """Returns all events of a request."""
-        async with self.transcriptions.transcribe(request, source, raw, client) as events:
+        async with self.transcribing(request, source, raw, client) as events:
             return [event async for event in events]
 
     async def file(self, path: Path, **changes: object) -> list[Event]:
@@ -77,7 +88,7 @@ async def transcribing(folder: Path, models: dict[str, Path], **environ: str) ->
     store, registry = ModelStore("me"), EngineRegistry("cpu", forced=True)
     for model_id, path in models.items():
         store.put(stored(model_id, path, registry))
-    manager = AudioManager(settings, "cpu")
+    manager = AudioManager(settings)
     decoders = SoundDecoders(
         decoders=settings.decoders,
         folder=settings.upload_folder,
@@ -88,7 +99,8 @@ async def transcribing(folder: Path, models: dict[str, Path], **environ: str) ->
     )
     await decoders.start()
     try:
-        yield Audio(settings.upload_folder, manager, Transcriptions(AudioModels(store, manager), decoders, settings))
+        models = AudioModels(store, manager)
+        yield Audio(settings.upload_folder, manager, models, Transcriptions(models, decoders, settings))
     finally:
         await manager.close()
         await decoders.close()
@@ -109,7 +121,7 @@ def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
 
 def text(events: Iterable[Event]) -> str:
     """Returns the text of all segments."""
-    return "".join(event.segment.text for event in events if isinstance(event, SegmentDone))
+    return "".join(event.text for event in events if isinstance(event, Segment))
 
 
 def words(said: str) -> list[str]:

@@ -11,6 +11,8 @@ import logging
 import pkgutil
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,17 +23,18 @@ from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import services
+from services.auth import authentication
 from services.auth.authentication import RETRY_SECONDS, Authenticator
 from services.auth.caller import current_caller
-from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE
-from services.auth.secret_file import SecretUnusable
+from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE, WATCH_KEYS, Identity, own_identity
+from services.auth.identity_keys import PUBLIC_NAME, KeysUnusable, PublicKeyFile, SigningKey
 from services.rest.facade import facade
 from services.rpc import call as call_module
 from services.rpc.call import Call, typed
 from services.rpc.own_identity import OwnIdentity
 from services.settings.settings import load_settings
 from services.telemetry.logs import JsonFormatter
-from tests.identities import SECRET, ann, identity, operator, own_process, shown, write_secret
+from tests.identities import KEYS, PUBLIC, ann, identity, new_key, operator, own_process, shown, write_keys
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -55,7 +58,7 @@ class Servicer(model_service_pb2_grpc.ModelServiceServicer, text_service_pb2_grp
         self.calls.append(call)
         return model_service_pb2.ListModelsResponse()
 
-    @typed(scope=ADMIN)
+    @typed(scope=ADMIN, also=SERVICE)
     async def DeleteModel(self, request, call: Call):  # noqa: N802
         self.calls.append(call)
         return model_service_pb2.DeleteModelResponse()
@@ -68,10 +71,12 @@ class Servicer(model_service_pb2_grpc.ModelServiceServicer, text_service_pb2_grp
             await self.more.wait()
             await call.send(model_service_pb2.WatchModelsResponse(removed_id="more"))
 
-    @facade()
+    @facade(operation="chat")
     async def CreateChatCompletion(self, request, call: Call):  # noqa: N802
         self.calls.append(call)
         await call.send(httpbody_pb2.HttpBody(data=call.client.encode()))
+        if request.data:
+            await self.more.wait()
 
     async def _later(self) -> None:
         self.tasks.append(current_caller().identity.subject)
@@ -97,8 +102,8 @@ class Door:
         stream = self.models.WatchModels(model_service_pb2.WatchModelsRequest(), metadata=metadata, timeout=30)
         return [message.removed_id async for message in stream]
 
-    async def chat(self, metadata: Metadata = ()) -> list[bytes]:
-        stream = self.rest.CreateChatCompletion(httpbody_pb2.HttpBody(), metadata=metadata, timeout=30)
+    async def chat(self, metadata: Metadata = (), data: bytes = b"") -> list[bytes]:
+        stream = self.rest.CreateChatCompletion(httpbody_pb2.HttpBody(data=data), metadata=metadata, timeout=30)
         return [message.data async for message in stream]
 
 
@@ -125,7 +130,7 @@ async def open_door(authenticator: Authenticator, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
-    async with open_door(Authenticator(SECRET), monkeypatch) as opened:
+    async with open_door(Authenticator(PUBLIC), monkeypatch) as opened:
         yield opened
 
 
@@ -148,7 +153,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
 
 def tampered() -> Metadata:
     """Returns an operator's rights under another identity's signature."""
-    ((_, mine),), ((_, theirs),) = ann(), shown(identity("key_ann", ADMIN), b"x" * 32)
+    ((_, mine),), ((_, theirs),) = ann(), operator()
     return ((HEADER, theirs.rpartition(".")[0] + "." + mine.rpartition(".")[2]),)
 
 
@@ -157,18 +162,27 @@ KNOCKS: dict[str, Callable[[], Metadata]] = {
     "only a name": lambda: (("x-client-id", "key_ann"),),
     "a key, which is the gateway's business": lambda: (("authorization", "Bearer sk-allm-abc"),),
     "empty": lambda: ((HEADER, ""),),
-    "rubbish": lambda: ((HEADER, "v1.rubbish"),),
+    "rubbish": lambda: ((HEADER, "v2.rubbish"),),
     "expired": lambda: shown(identity(lifetime=-round(RETRY_SECONDS) - 1)),
-    "another secret": lambda: shown(identity("key_ann", ADMIN), b"x" * 32),
+    "a key of another deployment": lambda: shown(identity("key_ann", ADMIN), new_key()),
+    "a caller, by a text Pod": lambda: shown(identity("key_ann"), KEYS["text"]),
+    "an admin, by a text Pod": lambda: shown(identity("key_operator", ADMIN, INFERENCE), KEYS["text"]),
+    "itself as an admin, by a text Pod": lambda: shown(
+        Identity("service:text/test", frozenset((ADMIN, SERVICE)), expires=2**40), KEYS["text"]
+    ),
+    "the operator, by a text Pod": lambda: shown(own_identity("operator", "allm-keys", 2**40), KEYS["text"]),
+    "an image Pod, by a text Pod": lambda: shown(own_identity("image", "test", 2**40), KEYS["text"]),
+    "a caller, by the operator": lambda: shown(identity("key_ann"), KEYS["operator"]),
+    "a service, by the authorizer": lambda: shown(identity("key_ann", INFERENCE, SERVICE)),
     "tampered": tampered,
-    "another version": lambda: ((HEADER, "v2" + ann()[0][1][2:]),),
+    "another version": lambda: ((HEADER, "v1" + ann()[0][1][2:]),),
     "too long": lambda: ((HEADER, ann()[0][1] + "A" * 6200),),
-    "a good one behind a bad one": lambda: (*ann(), (HEADER, "v1.e30.e30")),
+    "a good one behind a bad one": lambda: (*ann(), (HEADER, "v2.e30.e30.e30")),
 }
 
 
 @pytest.mark.parametrize("knock", KNOCKS)
-async def test_nobody_else_is_let_in(door: Door, knock: str) -> None:
+async def test_others_are_refused(door: Door, knock: str) -> None:
     metadata = KNOCKS[knock]()
     error = await refusal(door.get(metadata))
     assert error.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -178,8 +192,8 @@ async def test_nobody_else_is_let_in(door: Door, knock: str) -> None:
     error = await refusal(door.chat(metadata))
     assert error.code() == grpc.StatusCode.UNAUTHENTICATED
     assert dict(error.trailing_metadata())["x-http-status"] == "401"
-    told = error_pb2.ErrorStatus.FromString(detail(error)).error
-    assert (told.type, told.code.string_value) == ("invalid_request_error", "invalid_api_key")
+    reported = error_pb2.ErrorStatus.FromString(detail(error)).error
+    assert (reported.type, reported.code.string_value) == ("invalid_request_error", "invalid_api_key")
     assert door.servicer.calls == []
     for _, value in metadata:
         assert not value or value not in door.log.getvalue(), "what was shown is not for logs"
@@ -191,7 +205,23 @@ async def test_a_header_beyond_what_grpc_takes_gets_nowhere(door: Door) -> None:
     await door.get(ann())
 
 
-async def test_who_is_let_in_is_known_by_its_subject_alone(door: Door) -> None:
+async def test_a_key_has_as_many_requests_to_models_at_a_time_as_it_may(door: Door) -> None:
+    two = shown(replace(identity("key_ann"), concurrent_requests=2))
+    running = [asyncio.create_task(door.chat(two, b"long")) for _ in range(2)]
+    while len(door.servicer.calls) < 2:  # noqa: ASYNC110 (what it looks at has no events)
+        await asyncio.sleep(0)
+    error = await refusal(door.chat(two))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "key_ann has 2 requests in progress" in str(error.details())
+    await door.get(two)  # not to a model
+    await door.chat(shown(identity("key_bob")))
+    door.servicer.more.set()
+    assert await asyncio.gather(*running) == [[b"key_ann"]] * 2
+    assert await door.chat(two) == [b"key_ann"]
+    assert not Call.running
+
+
+async def test_admitted_caller_is_known_only_by_its_subject(door: Door) -> None:
     await door.get((*ann(models=("tiny",), tokens=600), ("x-client-id", "key_bob")))
     (call,) = door.servicer.calls
     assert call.client == "key_ann"
@@ -214,8 +244,9 @@ async def test_scopes(door: Door) -> None:
     assert error.details() == "This needs the scope 'admin', which the key key_ann does not have."
     await door.delete(operator())
     await door.delete(own_process())
+    assert (await refusal(door.delete(own_process("authorizer")))).code() == grpc.StatusCode.PERMISSION_DENIED
     assert (await refusal(door.watch(operator()))).code() == grpc.StatusCode.PERMISSION_DENIED
-    assert await door.watch(own_process()) == ["service:test"]
+    assert await door.watch(own_process()) == ["service:text/test"]
     assert (await refusal(door.get(operator()))).code() == grpc.StatusCode.PERMISSION_DENIED, "admin is no inference"
     assert (await refusal(door.chat(operator()))).code() == grpc.StatusCode.PERMISSION_DENIED
     for anybody in (ann(), operator(), own_process(), shown(identity("key_odd", "root"))):
@@ -224,17 +255,17 @@ async def test_scopes(door: Door) -> None:
     assert (await refusal(door.get(odd))).code() == grpc.StatusCode.PERMISSION_DENIED, "an unknown scope grants nothing"
 
 
-async def test_what_the_gateway_asks_again_of_another_replica_may_be_late(door: Door) -> None:
+async def test_identity_is_valid_for_a_late_retry_of_the_gateway(door: Door) -> None:
     await door.get(shown(identity(lifetime=-600)))
 
 
 async def test_a_stream_outlives_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server checks the identity only at the start of a call."""
     clock = [time.time()]
-    async with open_door(Authenticator(SECRET, clock=lambda: clock[0]), monkeypatch) as door:
+    async with open_door(Authenticator(PUBLIC, clock=lambda: clock[0]), monkeypatch) as door:
         watching = model_service_pb2.WatchModelsRequest(statuses=True)
         stream = door.models.WatchModels(watching, metadata=own_process(), timeout=30)
-        assert (await stream.read()).removed_id == "service:test"
+        assert (await stream.read()).removed_id == "service:text/test"
         clock[0] += 3600
         assert (await refusal(door.get(ann()))).code() == grpc.StatusCode.UNAUTHENTICATED
         door.servicer.more.set()
@@ -251,9 +282,9 @@ async def test_without_keys_everybody_is_anonymous_and_may_do_everything(monkeyp
         assert {call.identity.subject for call in door.servicer.calls} == {"anonymous"}
 
 
-async def test_our_own_processes_sign_every_call_anew(door: Door) -> None:
+async def test_own_processes_sign_every_call_separately(door: Door) -> None:
     late = [time.time() - 3600]
-    own = OwnIdentity(SECRET, "service:text-1", clock=lambda: late[0])
+    own = OwnIdentity(KEYS["text"], "text", "text-1", clock=lambda: late[0])
     async with own.channel(door.address) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -262,41 +293,75 @@ async def test_our_own_processes_sign_every_call_anew(door: Door) -> None:
         late[0] = time.time()
         await models.DeleteModel(model_service_pb2.DeleteModelRequest(), timeout=30)
         watching = models.WatchModels(model_service_pb2.WatchModelsRequest(), timeout=30)
-        assert [message.removed_id async for message in watching] == ["service:text-1"]
-    assert [call.client for call in door.servicer.calls] == ["service:text-1"] * 2
+        assert [message.removed_id async for message in watching] == ["service:text/text-1"]
+    assert [call.client for call in door.servicer.calls] == ["service:text/text-1"] * 2
 
 
 async def test_our_own_commands_too(door: Door) -> None:
-    own = OwnIdentity(SECRET, "service:command")
+    own = OwnIdentity(KEYS["operator"], "operator", "command")
 
-    def ask() -> list[str]:
+    def ask() -> None:
         with own.blocking_channel(door.address) as channel:
             models = model_service_pb2_grpc.ModelServiceStub(channel)
             models.DeleteModel(model_service_pb2.DeleteModelRequest(), timeout=30)
-            return [message.removed_id for message in models.WatchModels(model_service_pb2.WatchModelsRequest())]
 
-    assert await asyncio.to_thread(ask) == ["service:command"]
+    await asyncio.to_thread(ask)
+    assert [call.client for call in door.servicer.calls] == ["service:operator/command"]
 
 
-def test_where_the_secret_comes_from(tmp_path: Any) -> None:
+async def test_a_key_is_replaced_while_calls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in docs/keys.md: add the new public key, sign with the new private key, remove the old public key."""
+    old, new, path = KEYS["text"], new_key(), tmp_path / PUBLIC_NAME
+    who = own_identity("text", "test", 2**40)
+
+    async def admits(door: Door, key: SigningKey) -> bool:
+        try:
+            await door.watch(shown(who, key))
+        except grpc.aio.AioRpcError as error:
+            assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+            return False
+        return True
+
+    monkeypatch.setattr(authentication, "LOOK_SECONDS", 0.01)
+    path.write_text(f"{old.id} text\n")
+    file = PublicKeyFile(path)
+    authenticator = Authenticator(file.read(), file=file)
+    async with open_door(authenticator, monkeypatch) as door:
+        following = asyncio.create_task(authenticator.follow())
+        assert await admits(door, old) and not await admits(door, new)
+        path.write_text(f"{old.id} text\n{new.id} text\n")
+        while not await admits(door, new):
+            assert await admits(door, old)
+        assert await admits(door, old)
+        path.write_text("half a li")
+        assert await admits(door, new), "a file that cannot be used changes nothing"
+        path.write_text(f"{new.id} text\n")
+        while await admits(door, old):
+            assert await admits(door, new)
+        assert await admits(door, new)
+        following.cancel()
+
+
+def test_source_of_the_keys(tmp_path: Path) -> None:
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUTH": "keys"})
-    with pytest.raises(SecretUnusable, match="ALLM_IDENTITY_SECRET_FILE"):
+    with pytest.raises(KeysUnusable, match="ALLM_IDENTITY_PUBLIC_KEYS_FILE"):
         Authenticator.of(settings)
-    with pytest.raises(SecretUnusable):
-        OwnIdentity.of_service(settings.auth, "text-1")
-    write_secret(tmp_path)
-    assert Authenticator.of(settings).look(dict(ann())).identity.subject == "key_ann"
-    ((_, signed),) = OwnIdentity.of_service(settings.auth, "text-1").metadata()
-    assert Authenticator(SECRET).look({HEADER: signed}).identity.scopes == {ADMIN, SERVICE}
+    with pytest.raises(KeysUnusable, match=r"ALLM_IDENTITY_KEY_FILE=.*/identity/text\.key"):
+        OwnIdentity.of(settings.auth, "text", "text-1")
+    write_keys(tmp_path)
+    assert Authenticator.of(settings).authenticate(dict(ann())).identity.subject == "key_ann"
+    ((_, signed),) = OwnIdentity.of(settings.auth, "text", "text-1").metadata()
+    assert Authenticator(PUBLIC).authenticate({HEADER: signed}).identity.scopes == {SERVICE}
     for mode in ("none", "open"):
         open_to_all = load_settings({"ALLM_HOME": str(tmp_path / "empty"), "ALLM_AUTH": mode})
-        assert not Authenticator.of(open_to_all).asks
-        assert OwnIdentity.of_service(open_to_all.auth, "text-1").metadata() == ()
+        assert not Authenticator.of(open_to_all).required
+        assert OwnIdentity.of(open_to_all.auth, "text", "text-1").metadata() == ()
 
 
 async def test_an_unknown_scope_cannot_be_demanded() -> None:
-    with pytest.raises(ValueError, match="admn"):
-        typed(scope="admn")
+    for wrong in ({"scope": "admn"}, {"also": "admn"}):
+        with pytest.raises(ValueError, match="admn"):
+            typed(**wrong)
 
 
 def servicers() -> list[type]:
@@ -336,7 +401,8 @@ def test_every_rpc_says_what_scope_it_needs() -> None:
         "ModelsFacade.ListModels",
         "ModelsFacade.GetModel",
     }
-    assert needed[SERVICE] == {"ModelServicer.ReportModelStatus", "KeyServicer.WatchKeys"}
+    assert needed[SERVICE] == {"ModelServicer.ReportModelStatus"}
+    assert needed[WATCH_KEYS] == {"KeyServicer.WatchKeys"}
     assert {name.partition(".")[0] for name in needed[ADMIN]} == {
         "ModelServicer",
         "ModelsFacade",

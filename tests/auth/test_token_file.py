@@ -18,7 +18,7 @@ from services.auth.token_redis import PREFIX, TokenRedis
 from services.errors import RateLimited
 from services.settings.settings import load_settings
 from services.storage.sqlite_file import DatabaseUnusable
-from tests.identities import ann, write_secret
+from tests.identities import ann, write_keys
 from tests.redis_server import RedisServer
 
 REDIS = pytest.param("redis", marks=pytest.mark.slow)
@@ -63,7 +63,7 @@ async def two(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[t
         await ledger.close()
 
 
-async def test_what_one_adds_the_other_sees(two: tuple[TokenLedger, TokenLedger]) -> None:
+async def test_processes_see_each_others_counts(two: tuple[TokenLedger, TokenLedger]) -> None:
     one, other = two
     assert await one.exchange([Spent("ann", SLOW, 700), Spent("bob", SLOW, 0)]) == [700, 0]
     ann, bob, carol = await other.exchange([Spent("ann", SLOW, 50), Spent("bob", SLOW, 5), Spent("carol", SLOW, 0)])
@@ -115,7 +115,7 @@ async def test_a_clock_that_is_set_back_only_stops_the_drain_for_a_moment(tmp_pa
     await file.close()
 
 
-async def test_keys_that_nobody_shows_any_more_are_forgotten(tmp_path: Path) -> None:
+async def test_unused_keys_are_forgotten(tmp_path: Path) -> None:
     file = await TokenFile.open(tmp_path / "rates.db")
     now = 1_000_000.0
     file.clock = lambda: now
@@ -139,7 +139,7 @@ async def test_another_file_is_refused_and_inference_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-async def test_what_has_drained_away_leaves_nothing_in_redis(server: RedisServer) -> None:
+async def test_drained_buckets_leave_nothing_in_redis(server: RedisServer) -> None:
     ledger = TokenRedis(server.url)
     await ledger.exchange([Spent("dora", 60, 30)])
     with server.connect() as connection:
@@ -183,16 +183,16 @@ async def test_a_redis_that_goes_and_comes_back(tmp_path: Path) -> None:
 async def test_a_service_counts_where_its_settings_say(
     tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
-    write_secret(tmp_path)
+    write_keys(tmp_path)
     url = request.getfixturevalue("server").url if where == "redis" else ""
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUTH": "keys", "ALLM_REDIS_URL": url})
     one, other = Authenticator.of(settings), Authenticator.of(settings)
     known = dict(ann(tokens=SLOW))
-    caller = one.look(known)
+    caller = one.authenticate(known)
     await caller.admit()
     caller.spend(1000)
     await one.close()  # writes the remaining counts
     with pytest.raises(RateLimited):
-        await other.look(known).admit()
+        await other.authenticate(known).admit()
     await other.close()
     assert (tmp_path / RATES_NAME).exists() == (where == "file")

@@ -95,7 +95,7 @@ async def test_alone_it_drains_at_the_rate(clock: Clock) -> None:
     error = await refused(rates)
     assert (error.code, error.http_status, error.openai_code) == ("OVERLOADED", 429, "rate_limit_exceeded")
     assert error.message == (
-        "The key ann has used up its 600 tokens per minute, of prompts and answers: ask again in 11 s."
+        "The key ann has used up its 600 tokens per minute, of prompts and answers: try again in 11 s."
     )
     assert error.headers() == {
         "retry-after": "11",
@@ -112,7 +112,7 @@ async def test_alone_it_drains_at_the_rate(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("used", [600, 601, 609, 610, 1234, 60_000])
-async def test_who_comes_when_it_was_told_to_is_let_in(clock: Clock, used: int) -> None:
+async def test_retry_after_the_given_time_succeeds(clock: Clock, used: int) -> None:
     rates = TokenRates(None, clock)
     rates.charge("ann", RATE, used)
     clock.now += int((await refused(rates)).headers()["retry-after"]) - 1
@@ -150,7 +150,7 @@ async def test_a_fresh_replica_hears_of_it_before_its_first_request(ledger: Ledg
     await rates.admit("bob", RATE)
 
 
-async def test_what_is_known_is_not_asked_again(ledger: Ledger, rates: TokenRates) -> None:
+async def test_known_entries_are_not_requested_again(ledger: Ledger, rates: TokenRates) -> None:
     await rates.admit("ann", RATE)
     before = ledger.exchanges
     ledger.slow = asyncio.Event()  # every exchange would block
@@ -169,7 +169,7 @@ async def test_many_at_once_ask_once(clock: Clock, ledger: Ledger) -> None:
     await rates.close()
 
 
-async def test_a_slow_ledger_holds_up_nobody_for_long(ledger: Ledger, rates: TokenRates) -> None:
+async def test_slow_ledger_delays_no_call_for_long(ledger: Ledger, rates: TokenRates) -> None:
     ledger.slow = asyncio.Event()
     async with asyncio.timeout(PATIENCE):
         await rates.admit("ann", RATE)
@@ -198,7 +198,7 @@ async def test_without_its_ledger_each_counts_its_own(
     await until(lambda: "shared between replicas again" in caplog.text)
 
 
-async def test_what_cannot_be_opened_neither(clock: Clock) -> None:
+async def test_unopenable_file_is_refused_too(clock: Clock) -> None:
     async def missing() -> Ledger:
         raise ModuleNotFoundError("redis")
 
@@ -209,7 +209,7 @@ async def test_what_cannot_be_opened_neither(clock: Clock) -> None:
     await rates.close()
 
 
-async def test_the_rest_is_told_at_the_end(clock: Clock, ledger: Ledger) -> None:
+async def test_rest_is_sent_at_the_end(clock: Clock, ledger: Ledger) -> None:
     rates = TokenRates(ledger.open, clock)
     await rates.admit("ann", RATE)
     rates.charge("ann", RATE, 70)
@@ -217,7 +217,7 @@ async def test_the_rest_is_told_at_the_end(clock: Clock, ledger: Ledger) -> None
     assert ledger.used == {"ann": 70}
 
 
-async def test_who_has_been_quiet_and_owes_nothing_is_forgotten(clock: Clock, ledger: Ledger) -> None:
+async def test_idle_account_without_debt_is_forgotten(clock: Clock, ledger: Ledger) -> None:
     rates = TokenRates(ledger.open, clock)
     await rates.admit("ann", RATE)
     rates.charge("bob", RATE, 6000)
@@ -246,7 +246,7 @@ async def test_only_callers_with_a_rate_are_counted(clock: Clock) -> None:
     await uncounted.admit()
 
 
-async def test_what_a_request_pays(rates: TokenRates) -> None:
+async def test_cost_of_a_request(rates: TokenRates) -> None:
     """A recent ledger exchange saves the request both a task and a wait; the test measures no time."""
     await rates.admit("ann", RATE)
     tasks = len(asyncio.all_tasks())

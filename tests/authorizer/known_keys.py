@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.auth.key_format import PREFIX, key_hash
-from services.authorizer.key_table import KeyTable
-from services.authorizer.known_key import KnownKey
-
-SECRET = b"a secret that only tests have, 32 bytes and more"
+from services.authorizer.key_table import KeyTable, KnownKey
 
 
 def shown_key(name: str) -> str:

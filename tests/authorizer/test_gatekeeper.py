@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
-from services.auth.identity import verify
+import pytest
+from google.api import annotations_pb2
+
+from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MACHINE, MODELS, RESPONSES, TRANSCRIPTIONS
+from services.audio.api.facade import AudioFacade
+from services.audio.api.servicer import TranscriptionServicer
+from services.auth.identity import ADMIN, INFERENCE, SERVICE, WATCH_KEYS, WATCH_MEMORY, verify
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
-from services.authorizer.gatekeeper import Admitted, Asked, Gatekeeper
+from services.authorizer.gatekeeper import ANY, Admitted, CheckedRequest, Gatekeeper, needed_scope
 from services.authorizer.key_table import KeyTable
+from services.catalog.api.keys_servicer import KeyServicer
+from services.catalog.api.machine_servicer import MachineServicer
+from services.catalog.api.models_facade import ModelsFacade
+from services.catalog.api.models_servicer import ModelServicer
 from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
-from tests.authorizer.known_keys import SECRET, known, shown_key, table
+from services.image.api.facade import ImagesFacade
+from services.image.api.servicer import ImageServicer
+from services.text.api.chat.facade import TextFacade
+from services.text.api.chat.servicer import ChatServicer
+from services.text.api.embeddings.servicer import EmbeddingServicer
+from services.text.api.responses.facade import ResponsesFacade
+from services.text.api.responses.servicer import ResponseServicer
+from tests import identities
+from tests.authorizer.known_keys import known, shown_key, table
 from tests.case import case
+from tests.identities import PUBLIC
 
 NOW = 1_800_000_000.0
-CHAT = "/v1/chat/completions"
+CHAT_PATH = "/v1/chat/completions"
 
 
 class Clock:
@@ -27,34 +46,48 @@ class Clock:
 
 
 def gatekeeper(keys: KeyTable, clock: Clock | None = None, ticks: Clock | None = None) -> Gatekeeper:
-    return Gatekeeper(keys, SECRET, clock or Clock(NOW), ticks or Clock(0.0))
+    return Gatekeeper(keys, identities.KEYS["authorizer"], clock or Clock(NOW), ticks or Clock(0.0))
 
 
-def ask(name: str = "ann", method: str = "POST", path: str = CHAT) -> Asked:
-    return Asked(method, path, f"Bearer {shown_key(name)}")
+def ask(name: str = "ann", method: str = "POST", path: str = CHAT_PATH) -> CheckedRequest:
+    return CheckedRequest(method, path, f"Bearer {shown_key(name)}")
 
 
 def test_a_known_key_passes_with_a_signed_identity() -> None:
-    key = known("ann", models=("llama*", "m"), tokens_per_minute=500)
+    key = known("ann", models=("llama*", "m"), tokens_per_minute=500, concurrent_requests=8)
     admitted = gatekeeper(table(key)).check(ask())
     assert (admitted.client, admitted.rate) == ("key_ann", None)
-    identity = verify(admitted.identity, SECRET, NOW)
+    identity = verify(admitted.identity, PUBLIC, NOW)
     assert (identity.subject, identity.scopes) == ("key_ann", frozenset({"inference"}))
     assert (identity.models, identity.tokens_per_minute) == (("llama*", "m"), 500)
+    assert identity.concurrent_requests == 8
     assert shown_key("ann") not in repr(admitted)
 
 
-def test_an_identity_is_signed_anew_long_before_it_is_over() -> None:
+def test_only_the_catalog_gets_the_rights_of_an_admin() -> None:
+    """A service of models that has been taken over could use them in the caller's name, for as long as they last."""
+    door = gatekeeper(table(known("ann", scopes=("admin", "inference"))))
+    catalog = {service.full_name for service in (MODELS, MODELS_FACADE, MACHINE, KEYS)}
+    for name, _, verb, path in WAYS:
+        with case(name=name, verb=verb, path=path):
+            found = verify(door.check(ask(method=verb, path=path)).identity, PUBLIC, NOW).scopes
+            assert found == ({ADMIN, INFERENCE} if name.rpartition(".")[0] in catalog else {WATCH_MEMORY, INFERENCE})
+    for path in ("/allm.models.v1.ResidencyService/WatchResidency", "/allm.text.v1.NewService/Do", "/v1/new"):
+        with case(path=path):
+            assert verify(door.check(ask(path=path)).identity, PUBLIC, NOW).scopes == {WATCH_MEMORY, INFERENCE}
+
+
+def test_identity_is_renewed_long_before_it_expires() -> None:
     clock = Clock(NOW)
     door = gatekeeper(table(known("ann")), clock)
     first = door.check(ask()).identity
     for passed in range(200):
         clock.now = NOW + passed
         text = door.check(ask()).identity
-        assert verify(text, SECRET, clock.now + 30).subject == "key_ann", "it lasts for a while yet"
+        assert verify(text, PUBLIC, clock.now + 30).subject == "key_ann", "it lasts for a while yet"
     assert text != first
     clock.now = NOW - 3600  # the system clock is set back
-    assert verify(door.check(ask()).identity, SECRET, clock.now).expires <= clock.now + 60
+    assert verify(door.check(ask()).identity, PUBLIC, clock.now).expires <= clock.now + 60
 
 
 def test_no_key() -> None:
@@ -69,11 +102,11 @@ def test_no_key() -> None:
     ]:
         with case(authorization=authorization):
             with pytest.raises(Unauthenticated, match="Missing API key") as raised:
-                gatekeeper(table(known("ann"))).check(Asked("POST", CHAT, authorization))
+                gatekeeper(table(known("ann"))).check(CheckedRequest("POST", CHAT_PATH, authorization))
             assert shown_key("ann") not in raised.value.message
 
 
-def test_a_wrong_key_is_not_repeated_to_whoever_sent_it() -> None:
+def test_wrong_key_is_not_repeated_in_the_error() -> None:
     for key in [
         shown_key("bob"),
         shown_key("ann")[:-1],
@@ -88,13 +121,13 @@ def test_a_wrong_key_is_not_repeated_to_whoever_sent_it() -> None:
     ]:
         with case(key=key):
             with pytest.raises(Unauthenticated, match="Incorrect API key") as raised:
-                gatekeeper(table(known("ann"))).check(Asked("POST", CHAT, f"Bearer {key}"))
+                gatekeeper(table(known("ann"))).check(CheckedRequest("POST", CHAT_PATH, f"Bearer {key}"))
             assert key not in raised.value.message
 
 
 @pytest.mark.parametrize("authorization", ["Bearer  {}", "bearer {}", "BEARER {} ", " Bearer {}"])
-def test_how_the_header_is_written_does_not_matter(authorization: str) -> None:
-    asked = Asked("POST", CHAT, authorization.format(shown_key("ann")))
+def test_header_case_does_not_matter(authorization: str) -> None:
+    asked = CheckedRequest("POST", CHAT_PATH, authorization.format(shown_key("ann")))
     assert gatekeeper(table(known("ann"))).check(asked).client == "key_ann"
 
 
@@ -120,14 +153,14 @@ def test_a_revoked_key_is_unknown_at_once() -> None:
 
 def test_scopes() -> None:
     for scopes, method, path, passes in [
-        (("inference",), "POST", CHAT, True),
+        (("inference",), "POST", CHAT_PATH, True),
         (("inference",), "GET", "/v1/models", True),
         (("inference",), "POST", "/v1/models", False),
         (("inference",), "GET", "/v1/api_keys", False),
         (("admin",), "POST", "/v1/models", True),
         (("admin",), "GET", "/v1/models", True),
-        (("admin",), "POST", CHAT, False),
-        (("admin", "inference"), "POST", CHAT, True),
+        (("admin",), "POST", CHAT_PATH, False),
+        (("admin", "inference"), "POST", CHAT_PATH, True),
     ]:
         with case(scopes=scopes, method=method, path=path, passes=passes):
             door = gatekeeper(table(known("ann", scopes=scopes)))
@@ -144,7 +177,7 @@ def test_over_the_rate() -> None:
     first, second = door.check(ask()).rate, door.check(ask()).rate
     assert first and second
     assert (first.remaining, second.remaining) == (1, 0)
-    with pytest.raises(RateLimited, match="2 requests per minute: ask again in 30 seconds") as raised:
+    with pytest.raises(RateLimited, match="2 requests per minute: try again in 30 seconds") as raised:
         door.check(ask())
     assert raised.value.headers()["retry-after"] == "30"
     assert raised.value.headers()["x-ratelimit-remaining-requests"] == "0"
@@ -153,7 +186,7 @@ def test_over_the_rate() -> None:
     assert door.check(ask()).rate
 
 
-def test_what_is_refused_for_another_reason_counts_for_no_rate() -> None:
+def test_otherwise_refused_calls_count_for_no_rate() -> None:
     door = gatekeeper(table(known("ann", requests_per_minute=1)))
     for _ in range(5):
         with pytest.raises(Forbidden):
@@ -161,13 +194,13 @@ def test_what_is_refused_for_another_reason_counts_for_no_rate() -> None:
     assert door.check(ask()).client == "key_ann"
 
 
-def test_before_anything_is_known_nobody_gets_in_and_nobody_is_told_that_a_key_is_wrong() -> None:
+def test_calls_before_the_first_key_list_are_refused_without_blaming_the_key() -> None:
     keys = KeyTable()
     door = gatekeeper(keys)
     with pytest.raises(AuthorizerUnavailable, match="catalog"):
         door.check(ask())
     with pytest.raises(Unauthenticated):
-        door.check(Asked("POST", CHAT, ""))
+        door.check(CheckedRequest("POST", CHAT_PATH, ""))
     keys.retain(())
     with pytest.raises(Unauthenticated):
         door.check(ask())
@@ -181,3 +214,93 @@ def test_nothing_is_kept_of_keys_that_are_gone() -> None:
         door.check(ask(f"k{number}"))
         keys.remove(f"key_k{number}")
     assert (len(keys), len(door._signed), len(door._buckets)) == (0, 0, 0)
+
+
+TEXT, RESPONSES_FACADE, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
+SERVICES = (
+    (TEXT, TextFacade),
+    (RESPONSES_FACADE, ResponsesFacade),
+    (AUDIO, AudioFacade),
+    (IMAGES_FACADE, ImagesFacade),
+    (MODELS_FACADE, ModelsFacade),
+    (CHAT, ChatServicer),
+    (EMBEDDINGS, EmbeddingServicer),
+    (RESPONSES, ResponseServicer),
+    (TRANSCRIPTIONS, TranscriptionServicer),
+    (IMAGES, ImageServicer),
+    (MODELS, ModelServicer),
+    (MACHINE, MachineServicer),
+    (KEYS, KeyServicer),
+)
+
+
+def methods() -> Iterator[tuple[str, str, str, str]]:
+    """Yields every RPC behind the gateway: its name, its servicer's scope, and each verb and path to it."""
+    for service, servicer in SERVICES:
+        for method in service.methods:
+            scope = getattr(servicer, method.name).scope
+            yield method.full_name, scope, "POST", f"/{service.full_name}/{method.name}"
+            rule = method.GetOptions().Extensions[annotations_pb2.http]
+            for each in (rule, *rule.additional_bindings):
+                if verb := each.WhichOneof("pattern"):
+                    path = getattr(each, verb).replace("=**", "")
+                    yield method.full_name, scope, verb.upper(), path.partition("?")[0]
+
+
+WAYS = sorted(set(methods()))
+
+
+def test_the_gateway_asks_for_the_same_scope_as_the_service() -> None:
+    """The gateway requires the admin scope for methods of allm's own processes, which do not call through it."""
+    for name, scope, verb, path in WAYS:
+        with case(name=name, scope=scope, verb=verb, path=path):
+            assert needed_scope(verb, path) == (ADMIN if scope in (SERVICE, WATCH_KEYS) else scope)
+
+
+def test_there_are_ways_of_both_kinds() -> None:
+    assert {needed_scope(verb, path) for _, _, verb, path in WAYS} == {ANY, INFERENCE, ADMIN}
+    assert len(WAYS) > 60
+
+
+def test_no_spelling_makes_management_look_like_anything_else() -> None:
+    for path in [
+        "/v1/models?x=/v1/chat/completions",
+        "/v1//models",
+        "//v1/models",
+        "/v1/%6dodels",
+        "/v1%2Fmodels",
+        "/v1/models/",
+        "/v1/models/org/m:load",
+        "/v1/models/org%2Fm%3Aload",
+        "/v1/models:x",
+        "/v1/models/\n:load",
+    ]:
+        with case(path=path):
+            assert needed_scope("POST", path) == needed_scope("DELETE", path) == needed_scope("PUT", path) == ADMIN
+
+
+def test_keys_are_for_operators_alone() -> None:
+    for method in ["GET", "POST", "DELETE", "HEAD"]:
+        for path in ["/v1/api_keys", "/v1/api_keys/key_1", "/v1/%61pi_keys", "/v1/api_keys?x"]:
+            with case(method=method, path=path):
+                assert needed_scope(method, path) == ADMIN
+
+
+def test_unknown_own_methods_need_the_admin_scope() -> None:
+    for path in [
+        "/allm.new.v1.Service/Method",
+        "/allm.models.v1.ModelService/NewMethod",
+        "/allm.models.v1.ResidencyService/Release",
+        "/allm.text.v1.NewService/Method",
+        "/allm.openai.v1.ModelsService/DeleteModel",
+        "/allm.models.v1.ModelService/ListModels/",
+        "/allm%2Emodels.v1.ModelService/DeleteModel",
+    ]:
+        with case(path=path):
+            assert needed_scope("POST", path) == ADMIN
+
+
+def test_unknown_path_is_not_found() -> None:
+    for path in ["/v1/modelsx", "/v1/assistants", "/favicon.ico", "/", "", "/v1/api_keysx"]:
+        with case(path=path):
+            assert needed_scope("POST", path) == INFERENCE

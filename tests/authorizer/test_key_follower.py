@@ -69,13 +69,16 @@ def address() -> Iterator[str]:
 
 async def test_keys_come_and_go(tmp_path: Path, address: str) -> None:
     async with catalog(tmp_path, address) as keys:
-        made, secret = await keys.create(NewKey(name="a", models=("m*",), requests_per_minute=3, expires=2**40))
+        made, secret = await keys.create(
+            NewKey(name="a", models=("m*",), requests_per_minute=3, concurrent_requests=2, expires=2**40)
+        )
         async with following(address) as table:
             await until(lambda: table.loaded)
             found = table.find(secret)
             assert found
             assert (found.id, found.scopes, found.models) == (made.id, ("inference",), ("m*",))
             assert (found.requests_per_minute, found.tokens_per_minute, found.expires) == (3, 0, 2**40)
+            assert found.concurrent_requests == 2
             _, later = await keys.create(NewKey(name="b", scopes=("admin", "inference")))
             await until(lambda: table.find(later) is not None)
             await keys.revoke(made.id)
@@ -89,18 +92,18 @@ async def test_there_may_be_no_keys_at_all(tmp_path: Path, address: str) -> None
         assert len(table) == 0
 
 
-async def test_what_is_known_holds_while_the_catalog_is_away_and_is_brought_up_to_date_after(
+async def test_known_keys_stay_valid_without_the_catalog_and_are_updated_later(
     tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with following(address) as table:
-        await until(lambda: "does not tell of keys" in caplog.text)
+        await until(lambda: "sends no keys" in caplog.text)
         assert not table.loaded
         async with catalog(tmp_path, address) as keys:
             first, kept = await keys.create(NewKey(name="a"))
             second, lost = await keys.create(NewKey(name="b"))
             await until(lambda: len(table) == 2)
             caplog.clear()
-        await until(lambda: "does not tell of keys" in caplog.text)
+        await until(lambda: "sends no keys" in caplog.text)
         assert table.find(kept)
         async with catalog(tmp_path, f"{address}-elsewhere") as keys:  # revoked where this table cannot see it
             await keys.revoke(second.id)
@@ -165,7 +168,7 @@ async def test_a_catalog_that_falls_silent_is_noticed(
             await until(lambda: table.find(secret) is not None)
             wire.passing.clear()
             await keys.revoke(made.id)
-            await until(lambda: "does not tell of keys" in caplog.text)
+            await until(lambda: "sends no keys" in caplog.text)
             assert table.find(secret), "nobody could say that it is no more"
             wire.passing.set()
             await until(lambda: table.find(secret) is None)

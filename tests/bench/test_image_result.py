@@ -35,7 +35,7 @@ def test_the_ratio_is_the_median_of_the_rounds_and_not_that_of_the_medians() -> 
     assert ratios(entries, 4, LOOP) == (pytest.approx(1.5), pytest.approx(2.0))
 
 
-def test_who_was_measured_in_some_rounds_only_is_compared_in_those() -> None:
+def test_ratios_use_only_common_rounds() -> None:
     whole = "the pipeline with 4 prompts"
     entries = [*turns(4, ours=[1.0, 2.0], loop=[2.0, 2.0]), entry(whole, 1, 4, 1.0, 2.0)]
     assert ratios(entries, 4, whole) == (pytest.approx(0.5), pytest.approx(0.5))

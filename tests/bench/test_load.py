@@ -84,7 +84,7 @@ async def test_comments_and_foreign_fields_are_skipped() -> None:
     assert result.errors == {}
 
 
-async def test_whatever_goes_wrong_is_an_error() -> None:
+async def test_every_failure_is_an_error() -> None:
     for pieces, reason in [
         ([HEAD, text("a"), event({"error": {"message": "out of paper"}}), END], "error in the stream: out of paper"),
         ([HEAD, text("a"), event({"error": "plain"}), usage(TOKENS), chunk(b"data: [DONE]\n\n"), END], "plain"),
@@ -106,13 +106,13 @@ async def test_whatever_goes_wrong_is_an_error() -> None:
     ]:
         with case(pieces=pieces, reason=reason):
             result = await load(lambda _, pieces=pieces: pieces)
-            ((told, count),) = result.errors.items()
-            assert reason in told
+            ((reported, count),) = result.errors.items()
+            assert reason in reported
             assert count == 2
             assert (result.output_tokens, result.tokens_per_s) == (0, 0)
 
 
-async def test_good_answers_count_beside_bad_ones() -> None:
+async def test_good_answers_count_despite_bad_ones() -> None:
     numbers = iter(range(2))
     result = await load(lambda _: [answer(TOKENS if next(numbers) else TOKENS - 1)])
     assert result.errors == {"3 output tokens instead of 4": 1}
@@ -136,12 +136,12 @@ async def test_a_silent_server_times_out() -> None:
     assert result.errors == {"no complete answer within 0.05 s": 1}
 
 
-async def test_nobody_listens() -> None:
+async def test_no_listener() -> None:
     async with serving(lambda _: []) as endpoint:
         url = endpoint.url
     result = await run_level(Target(url, "m"), Level(PromptSet.UNIQUE, 1, requests=1, warmup=0))
-    ((told, _),) = result.errors.items()
-    assert told.startswith("no connection")
+    ((reported, _),) = result.errors.items()
+    assert reported.startswith("no connection")
 
 
 def test_levels_grow_with_the_clients() -> None:

@@ -58,6 +58,6 @@ def test_events_of_several_lines() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"HTTP/1.0 200 OK\r\n\r\n", b"hello\r\n\r\n", b"HTTP/1.1 ok\r\n\r\n"])
-def test_what_is_no_response(junk: bytes) -> None:
+def test_invalid_responses(junk: bytes) -> None:
     with pytest.raises(ResponseError):
         Response().feed(junk)

@@ -43,6 +43,6 @@ def test_a_missed_target_is_said_where_there_is_one() -> None:
     assert ratio(32) == "1.49x"
 
 
-def test_what_was_not_measured_has_no_ratio() -> None:
+def test_unmeasured_values_have_no_ratio() -> None:
     assert rows(entry(Server.TRANSFORMERS, 1, 0, 17.0))[0][2:4] == ["17.0", ""]
     assert rows(entry(Server.ALLM, 1, 0, 0.0), entry(Server.TRANSFORMERS, 1, 0, 17.0))[1][3] == ""

@@ -23,7 +23,7 @@ FIGURES = Figures(100.0, 100.0, 120.0, 10.0, 12.0, 20.0, 0.0, 5.0, 0.0, 0)
         (50.0, 200.0, "0.50x (missed: tokens/s, first token)"),
     ],
 )
-def test_what_is_missed_is_said(speed: float, first: float, said: str) -> None:
+def test_missed_targets_are_reported(speed: float, first: float, said: str) -> None:
     ours = replace(FIGURES, tokens_per_s=speed, ttft_p50_ms=first)
     assert verdict(ours, FIGURES) == said
 

@@ -46,7 +46,7 @@ async def test_a_new_file_is_made_with_its_folder_and_safe_settings(tmp_path: Pa
     await database.close()
 
 
-async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_written_data_survives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     database = await Database.open(path, (FIRST,))
     await database.write(put("a"))
@@ -142,7 +142,7 @@ except OSError as error:
 """
 
 
-async def test_on_a_full_disk_nobody_is_told_to_move_the_database_away(tmp_path: Path) -> None:
+async def test_full_disk_error_does_not_suggest_moving_the_database(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", FULL, path, stdout=asyncio.subprocess.PIPE)
     said = (await child.communicate())[0].decode()

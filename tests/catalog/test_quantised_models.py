@@ -20,7 +20,7 @@ def quantised(folder: Path, architecture: str, method: str) -> Path:
     return folder
 
 
-async def test_who_reads_quantised_weights_is_what_the_replica_says(tmp_path: Path) -> None:
+async def test_replica_reports_the_runtimes_for_quantised_weights(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.report(complete=True, runtimes=[torch(**READS)])
         for name, architecture, method in (("a", "gpt_oss", "mxfp4"), ("b", "qwen3", "mxfp4"), ("c", "gpt_oss", "fp8")):
@@ -41,5 +41,5 @@ async def test_two_offers_of_a_runtime_agree_on_what_it_reads(tmp_path: Path) ->
         chat, embeddings = torch(**READS), torch(**(READS | {"capabilities": ["embeddings"]}))
         assert not await service.report(complete=True, runtimes=[chat, embeddings])
         embeddings.quantizations.append("qwen3:fp8")
-        told = await refusal(service.report(complete=True, runtimes=[chat, embeddings]))
-        assert "'torch' contradict each other" in told.message
+        error = await refusal(service.report(complete=True, runtimes=[chat, embeddings]))
+        assert "'torch' contradict each other" in error.message

@@ -82,9 +82,9 @@ async def _suffered(stack: ChaosStack, faults: Iterable[Fault]) -> list[Finding]
 
 def _told(found: list[Finding]) -> Iterator[str]:
     for finding in found:
-        told = sorted(finding.tally.reasons(Outcome.REFUSED, Outcome.CUT).items(), key=lambda item: -item[1])
+        reported = sorted(finding.tally.reasons(Outcome.REFUSED, Outcome.CUT).items(), key=lambda item: -item[1])
         yield f"- {finding.fault.name}"
-        yield from (f"  - {count} x {why}" for why, count in told[:SHOWN])
+        yield from (f"  - {count} x {why}" for why, count in reported[:SHOWN])
         yield from (f"  - WRONG: {count} x {why}" for why, count in finding.tally.reasons(*BAD).items())
 
 

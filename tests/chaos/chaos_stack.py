@@ -59,6 +59,7 @@ def chaos_stack(folder: Path, *, short: bool = False) -> Iterator[ChaosStack]:
             "ALLM_AUDIO_DECODERS": "1",
             "ALLM_IMAGE_CODECS": "1",
             "ALLM_STALL_SECONDS": str(STALL_SECONDS),
+            "ALLM_HANG_SECONDS": "0",  # services are stopped and continued: requests must end without the supervisor
             "ALLM_REQUEST_SECONDS": str(REQUEST_SECONDS),
             "ALLM_AUDIO_REQUEST_SECONDS": str(REQUEST_SECONDS),
             "ALLM_IMAGE_REQUEST_SECONDS": str(REQUEST_SECONDS),

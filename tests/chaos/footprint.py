@@ -75,8 +75,8 @@ def work(stack: Stack) -> list[str]:
     for service in SERVICES:
         with grpc.insecure_channel(f"unix:{stack.note['folder']}/{service}.sock") as channel:
             stub = residency_service_pb2_grpc.ResidencyServiceStub(channel)
-            told = stub.GetResidency(residency_service_pb2.GetResidencyRequest(), timeout=SETTLE_SECONDS)
-        busy += [f"{model.model_id} is in use" for model in told.residency.models if model.busy]
+            reported = stub.GetResidency(residency_service_pb2.GetResidencyRequest(), timeout=SETTLE_SECONDS)
+        busy += [f"{model.model_id} is in use" for model in reported.residency.models if model.busy]
     return busy
 
 

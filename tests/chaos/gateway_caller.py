@@ -56,7 +56,7 @@ class GatewayCaller:
         text = " ".join(f"{number} is the number {number + step}." for step in range(self._known.sentences))
         schema = {"type": "object", "properties": {"text": {"const": text}}, "required": ["text"]}
         schema["additionalProperties"] = False
-        told = ""
+        reported = ""
         body = {
             "model": model,
             "messages": [{"role": "user", "content": "Hi"}],
@@ -68,13 +68,13 @@ class GatewayCaller:
             if answer.status_code != OK:
                 raise refusal(await answer.aread(), answer.status_code)
             async for chunk in _chunks(answer):
-                told += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+                reported += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
         try:
-            whole = json.loads(told) == {"text": text}
+            whole = json.loads(reported) == {"text": text}
         except ValueError:
             whole = False
         if not whole:
-            raise LostAnswer(f"another text than asked for: {told!r}")
+            raise LostAnswer(f"another text than asked for: {reported!r}")
 
     async def whole(self) -> None:
         """Requests a completion without streaming."""
@@ -101,15 +101,15 @@ class GatewayCaller:
         message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=known.prompt)])
         sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=known.tokens)
         request = chat_service_pb2.StreamChatCompletionRequest(model=MODEL, messages=[message], sampling=sampling)
-        told, finished = "", False
+        reported, finished = "", False
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         async with grpc.aio.insecure_channel(self._stack.grpc_address, options=options) as channel:
             async for event in chat_service_pb2_grpc.ChatServiceStub(channel).StreamChatCompletion(request):
-                told += event.delta.text
+                reported += event.delta.text
                 finished |= event.HasField("finished")
         if not finished:
             raise LostAnswer("a call that ended well without its last event")
-        _compare(told, known.text)
+        _compare(reported, known.text)
 
     async def sound(self) -> None:
         """Transcribes a clip."""
@@ -148,6 +148,6 @@ async def _chunks(answer: httpx.Response) -> AsyncIterator[dict]:
     raise LostAnswer("a stream that ended without [DONE]")
 
 
-def _compare(told: str, known: str) -> None:
-    if told != known:
-        raise LostAnswer(f"another text: {told!r}, not {known!r}")
+def _compare(reported: str, known: str) -> None:
+    if reported != known:
+        raise LostAnswer(f"another text: {reported!r}, not {known!r}")

@@ -45,11 +45,11 @@ async def answering(answer: Callable[[dict], str | None]) -> AsyncIterator[Gatew
         if head.startswith(b"PRI "):  # gRPC
             return
         (length,) = (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        told = answer(json.loads(await reader.readexactly(length)))
-        if told is None:
+        reported = answer(json.loads(await reader.readexactly(length)))
+        if reported is None:
             await reader.read()
         else:
-            writer.write(told.encode())
+            writer.write(reported.encode())
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -103,7 +103,7 @@ def response(status: int, body: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         (response(200, {"choices": [{"message": {"content": "1, 2"}}]}), Outcome.COMPLETED),
         (response(200, {"choices": [{"message": {"content": "1, 3"}}]}), Outcome.LOST),
@@ -113,8 +113,8 @@ def response(status: int, body: object) -> str:
         ("HTTP/1.1 503 X\r\ncontent-length: 4\r\n\r\noops", Outcome.LOST),
     ],
 )
-async def test_an_error_has_to_say_what_is_wrong(told: str, expected: Outcome) -> None:
-    assert (await outcome(WHOLE, lambda body: told)).outcome is expected
+async def test_an_error_has_to_say_what_is_wrong(reported: str, expected: Outcome) -> None:
+    assert (await outcome(WHOLE, lambda body: reported)).outcome is expected
 
 
 async def test_a_request_without_an_end_hangs() -> None:

@@ -31,8 +31,8 @@ def serving(stack: Stack) -> set[str]:
     """Returns the replicas that can serve the model."""
     with grpc.insecure_channel(stack.grpc_address) as channel:
         request = model_service_pb2.GetModelRequest(id=MODEL)
-        told = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(request, timeout=SECONDS).model
-    return {replica.replica for replica in told.replicas if replica.state in SERVING}
+        reported = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(request, timeout=SECONDS).model
+    return {replica.replica for replica in reported.replicas if replica.state in SERVING}
 
 
 async def test_a_rolling_restart_loses_no_request(two_replicas: Operator) -> None:

@@ -14,13 +14,14 @@ import pytest
 from allm.keys.v1 import keys_pb2
 from typer.testing import CliRunner, Result
 
-from services.auth.secret_file import ensure_secret
+from services.auth.identity_keys import create_keys
+from services.cli.keys.app import state_word
 from services.cli.keys.catalog_door import catalog_address
-from services.cli.keys.key_list import state_word
 from services.cli.main import app
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
 from services.settings.settings import load_settings
+from tests.identities import write_keys
 from tests.stack import environment
 
 START_SECONDS = 60.0
@@ -31,7 +32,7 @@ def home() -> Iterator[Path]:
     """Runs a catalog with ALLM_AUTH=keys; yields its home, which contains the socket `catalog.sock`."""
     with TemporaryDirectory(prefix="keys-") as name:
         folder = Path(name)
-        ensure_secret(folder / "identity.secret")
+        write_keys(folder)
         settings = {"ALLM_LISTEN": f"unix:{name}/catalog.sock", "ALLM_AUTH": "keys", "ALLM_DRAIN_DELAY_SECONDS": "0"}
         process = subprocess.Popen(
             [sys.executable, "-m", "services.catalog"],
@@ -68,12 +69,11 @@ class Command:
 
 
 def test_a_key_is_shown_once(allm: Command) -> None:
-    made = allm(
-        "keys", "create", "ann", "--requests-per-minute", "60", "--tokens-per-minute", "90000", "--expires", "1"
-    )
+    rates = ("--requests-per-minute", "60", "--tokens-per-minute", "90000", "--concurrent", "8")
+    made = allm("keys", "create", "ann", *rates, "--expires", "1")
     (secret,) = re.findall(r"sk-allm-[A-Za-z0-9_-]{43}", made.stdout)
-    assert "60 requests a minute, 90,000 tokens a minute" in made.stdout
-    assert "shown this once" in made.stderr
+    assert "60 requests a minute, 90,000 tokens a minute, 8 requests at a time" in made.stdout
+    assert "not shown again" in made.stderr
     listed = allm("keys", "list").stdout
     assert re.search(r"key_[0-9a-f]{16}  ann +sk-allm-\S{4}\.\.\.  active  inference", listed)
     assert secret not in listed
@@ -94,33 +94,35 @@ def test_for_scripts(allm: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("create", ""), "'name' must have"),
         (("create", "x", "--scope", "root"), "'scopes' may hold inference, admin, not 'root'"),
         (("create", "x", "--model", "a b"), "'models' must hold"),
-        (("revoke", "key_0"), "There is no key of the id `key_0`."),
+        (("revoke", "key_0"), "There is no key with the id `key_0`."),
         (("list", "--catalog", "nowhere"), "--catalog nowhere is neither host:port nor unix:/path"),
         (("list", "--catalog", "unix:/nowhere/s"), "does not answer"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(allm: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_errors_are_explained_in_a_sentence(allm: Command, arguments: tuple[str, ...], reported: str) -> None:
     said = allm("keys", *arguments, status=1).stderr
     assert said.startswith("allm: ")
-    assert told in said
+    assert reported in said
     assert said.count("\n") == 1
 
 
-def test_without_the_secret_it_is_nobody(allm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLM_IDENTITY_SECRET_FILE", str(tmp_path / "none"))
+def test_command_without_the_operators_key_has_no_identity(
+    allm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLM_IDENTITY_KEY_FILE", str(tmp_path / "none"))
     assert "x-allm-identity" in allm("keys", "list", status=1).stderr
     monkeypatch.setenv("ALLM_AUTH", "keys")
-    assert "ALLM_IDENTITY_SECRET_FILE" in allm("keys", "list", status=1).stderr
-    (tmp_path / "none").write_text("another secret, of thirty-two bytes and more")
-    assert "not signed with this deployment's secret" in allm("keys", "list", status=1).stderr
+    assert "ALLM_IDENTITY_KEY_FILE" in allm("keys", "list", status=1).stderr
+    create_keys({"operator": tmp_path / "none"}, tmp_path / "public.keys")
+    assert "ALLM_IDENTITY_PUBLIC_KEYS_FILE does not list" in allm("keys", "list", status=1).stderr
 
 
-def test_where_the_catalog_is(home: Path, tmp_path: Path) -> None:
+def test_address_of_the_catalog(home: Path, tmp_path: Path) -> None:
     here = {"ALLM_HOME": str(home)}
     assert catalog_address("", load_settings(here)) == f"unix:{home}/catalog.sock"
     assert catalog_address("", load_settings({**here, "ALLM_CATALOG": "catalog:50050"})) == "catalog:50050"

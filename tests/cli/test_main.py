@@ -39,7 +39,13 @@ def test_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ALLM_PORT", "http"), ("ALLM_HOST", "example.org"), ("ALLM_THREADS", "-1"), ("ALLM_CORS_ORIGINS", "*")],
+    [
+        ("ALLM_PORT", "http"),
+        ("ALLM_HOST", "example.org"),
+        ("ALLM_THREADS", "-1"),
+        ("ALLM_CORS_ORIGINS", "*"),
+        ("ALLM_IDENTITY_SECRET_FILE", "/old/identity.secret"),
+    ],
 )
 def test_a_wrong_setting_stops_the_start(tmp_path: Path, name: str, value: str) -> None:
     done = allm(tmp_path, "serve", **{name: value})
@@ -57,12 +63,12 @@ def test_without_keys_it_stays_on_this_machine_and_says_so(tmp_path: Path) -> No
         port = str(other.getsockname()[1])
         settings = {"ALLM_PORT": port, "ALLM_MODELS": "m=/nowhere/m.gguf"}
         done = allm(tmp_path, "serve", ALLM_HOST="192.0.2.1", **settings)  # a documentation address: no machine has it
-        assert "ALLM_HOST=192.0.2.1 is not obeyed" in done.stdout
+        assert "ALLM_HOST=192.0.2.1 is ignored" in done.stdout
         assert "ALLM_AUTH=keys" in done.stdout
         assert done.returncode == 1
         assert f"port {port}" in done.stderr
         open_to_all = allm(tmp_path, "serve", ALLM_HOST="192.0.2.1", ALLM_AUTH="open", **settings)
-        assert "not obeyed" not in open_to_all.stdout
+        assert "is ignored" not in open_to_all.stdout
         assert "192.0.2.1" in open_to_all.stderr
 
 

@@ -117,8 +117,8 @@ def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]
     assert lines[2].split() == ["box", "cuda:0", "2.0", "GiB", "8.0", "GiB", "25%", "90%"]
     (text,) = (line.split() for line in lines if line.startswith("text"))
     assert text == ["text", "2", "3", "1", "1,234", "0", *"-----", "250", "ms", "2.5", "s", "61.2", "s"]
-    told = [line for line in lines if "evicted (pressure)" in line]
-    assert [line.split()[-1] for line in told] == ["second", "first"], "the latest first"
+    reported = [line for line in lines if "evicted (pressure)" in line]
+    assert [line.split()[-1] for line in reported] == ["second", "first"], "the latest first"
     assert machine.ended.wait(LONG), "it watches no longer"
 
 
@@ -130,13 +130,13 @@ def test_for_scripts(top: Callable[..., Result]) -> None:
     assert [(each["kind"], each["model_id"]) for each in found["events"]] == [("evicted", "m")]
 
 
-def test_where_nothing_runs(top: Callable[..., Result]) -> None:
+def test_no_running_service(top: Callable[..., Result]) -> None:
     nothing = machine_service_pb2.WatchMachineResponse(sample=machine_service_pb2.MachineSample())
     done = top(Machine([nothing, SYNCED]))
     assert (done.exit_code, done.stdout) == (0, "no service is running\n")
 
 
-def test_what_is_wrong_is_a_sentence(top: Callable[..., Result]) -> None:
+def test_errors_are_sentences(top: Callable[..., Result]) -> None:
     done = top(Machine([], refusal="this key lacks the scope 'admin'"))
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", "allm: this key lacks the scope 'admin'\n")
 
@@ -159,7 +159,7 @@ def test_on_a_terminal_it_goes_on_until_the_catalog_ends_it(
             module.show_on(address, console)
     assert "box cuda:0" in written.getvalue()
     assert "\x1b[?1049l" in written.getvalue(), "the terminal is as before"
-    assert "it has ended the watch" in capsys.readouterr().err
+    assert "it closed the stream" in capsys.readouterr().err
 
 
 def test_silence_is_no_present(top: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,4 +167,4 @@ def test_silence_is_no_present(top: Callable[..., Result], monkeypatch: pytest.M
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
     done = top(Machine([SYNCED]))
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "nothing was heard of allm for 0.2 seconds" in done.stderr
+    assert "allm sent nothing for 0.2 seconds" in done.stderr

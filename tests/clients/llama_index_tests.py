@@ -99,7 +99,7 @@ class Conversation(unittest.TestCase):
     def test_structured_output(self) -> None:
         self.assertIsInstance(self.llm.as_structured_llm(Weather).chat([QUESTION]).raw, Weather)
 
-    def test_an_unknown_model_is_told_as_such(self) -> None:
+    def test_unknown_model_is_reported_as_such(self) -> None:
         with self.assertRaisesRegex(openai.NotFoundError, "no/such-model"):
             client("no/such-model").chat([QUESTION])
 

@@ -133,9 +133,9 @@ def check_error(part: str, not_found: str) -> None:
     """Checks that the error is printed with its status, and with all fields of its ErrorInfo."""
     status, *info = part.splitlines()
     assert status == f"{not_found}: The model `no/such-model` does not exist."
-    told = dict(line.split(": ", 1) for line in info)
-    assert re.fullmatch(r"[0-9a-f-]{36}", told.pop("request_id")), part
-    assert told == {"reason": "MODEL_NOT_FOUND", "domain": "allm", "param": "model"}
+    reported = dict(line.split(": ", 1) for line in info)
+    assert re.fullmatch(r"[0-9a-f-]{36}", reported.pop("request_id")), part
+    assert reported == {"reason": "MODEL_NOT_FOUND", "domain": "allm", "param": "model"}
 
 
 def check_transcript(printed: str) -> None:

@@ -156,7 +156,7 @@ def test_a_bad_parameter_is_named(client: openai.OpenAI, parameter: str, value: 
     assert raised.value.message
 
 
-def test_too_long_a_prompt_is_told_with_both_numbers(client: openai.OpenAI) -> None:
+def test_overlong_prompt_is_reported_with_both_numbers(client: openai.OpenAI) -> None:
     messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "word " * 20_000}]
     with pytest.raises(openai.BadRequestError, match=r"8,?192") as raised:
         client.chat.completions.create(model=MODEL, messages=messages)

@@ -133,12 +133,12 @@ def test_the_stream_helper(client: openai.OpenAI) -> None:
 
 
 def test_a_system_prompt(client: openai.OpenAI) -> None:
-    told = ask(client, "Hi", instructions="You are a pirate.", **ALIKE)
-    assert told.instructions == "You are a pirate."
+    reported = ask(client, "Hi", instructions="You are a pirate.", **ALIKE)
+    assert reported.instructions == "You are a pirate."
     items = [{"role": "system", "content": "You are a pirate."}, {"role": "user", "content": "Hi"}]
     as_message = ask(client, items, **ALIKE)
-    assert as_message.output_text == told.output_text != ""
-    assert input_tokens(as_message) == input_tokens(told) != input_tokens(ask(client, "Hi", max_output_tokens=1))
+    assert as_message.output_text == reported.output_text != ""
+    assert input_tokens(as_message) == input_tokens(reported) != input_tokens(ask(client, "Hi", max_output_tokens=1))
 
 
 def test_a_tool_is_called_and_answered(client: openai.OpenAI) -> None:
@@ -237,7 +237,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert all(len(token.top_logprobs) == 2 for token in content.logprobs)
 
 
-def test_what_was_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
+def test_stored_responses_can_be_read_and_deleted(client: openai.OpenAI) -> None:
     response = ask(client, metadata={"a": "b"}, max_output_tokens=2)
     assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
     kept = client.responses.retrieve(response.id, include=["message.output_text.logprobs"])

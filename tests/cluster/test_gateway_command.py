@@ -14,7 +14,7 @@ from google.api.httpbody_pb2 import HttpBody
 from trustme import CA
 
 from services.cli.serve.gateway import describe
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.settings import load_settings
 from tests.cluster.certificates import issue
 from tests.cluster.gateway_command import GatewayCommand, gateway_command, refused

@@ -126,7 +126,7 @@ async def test_grpc_web_by_its_metadata(groups: Groups, model: str, group: str, 
     ],
     ids=["charset", "case", "curl", "none"],
 )
-async def test_whatever_a_client_says_of_its_body(groups: Groups, headers: dict[str, str]) -> None:
+async def test_model_is_read_from_the_body_with_any_headers(groups: Groups, headers: dict[str, str]) -> None:
     assert await groups.rest(b'{"model": "gpt-4o"}', headers) == "large"
 
 
@@ -137,7 +137,7 @@ async def test_a_large_body_that_names_its_model_last(groups: Groups) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": 7}', b'{"model": null}', b'{"model": {"a": "gpt-4o"}}'])
-async def test_what_names_no_model_is_for_the_default_group_to_refuse(groups: Groups, body: bytes) -> None:
+async def test_requests_without_a_model_are_refused_by_the_default_group(groups: Groups, body: bytes) -> None:
     assert await groups.rest(body) == "default"
 
 

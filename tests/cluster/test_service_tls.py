@@ -14,7 +14,7 @@ from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from trustme import CA
 
 from services.rpc.channel import blocking_channel, service_channel
-from services.settings.setting_reader import SettingError, SettingReader
+from services.settings.setting import SettingError
 from services.settings.tls_settings import SERVICE_NAME, ServiceTls, read_tls
 from tests.cluster.certificates import Certificate, issue
 from tests.cluster.gateway_command import gateway_command
@@ -26,7 +26,7 @@ REQUEST = chat_service_pb2.CreateChatCompletionRequest(model="four")
 
 
 def tls(made: Certificate) -> ServiceTls:
-    found = read_tls(SettingReader(made.service())).service
+    found = read_tls(made.service()).service
     assert found
     return found
 

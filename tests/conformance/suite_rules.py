@@ -94,7 +94,7 @@ REFUSED = (
     Refusal(COMPLETE, "logit_bias", "the suite's key is no token id"),
     Refusal(COMPLETE, "stream_options", _STREAM_ONLY, when=_whole),
     Refusal(COMPLETE, "stream_options.include_obfuscation", _OBFUSCATION),
-    Refusal(COMPLETE, "suffix", "the models here write on, they do not fill in"),
+    Refusal(COMPLETE, "suffix", "models continue a text, they do not fill in"),
     Refusal(RESPOND, "access_programs", _PLATFORM),
     Refusal(RESPOND, "background_options", _PLATFORM),
     Refusal(RESPOND, "context_management", _PLATFORM),

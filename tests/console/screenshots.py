@@ -23,7 +23,7 @@ PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green ba
 
 def chat(page: Page) -> None:
     page.fill("input", "Temperature", "0")
-    page.fill("input", "Most tokens", "120")
+    page.fill("input", "Max tokens", "120")
     # The first answer waits for the model to load.
     page.fill("textarea", "Message", "Hello")
     page.press("Enter")
@@ -48,7 +48,7 @@ def image(page: Page) -> None:
     page.fill("input", "Seed", "7")
     for number, prompt in enumerate(PROMPTS, start=1):
         page.fill("textarea", "Prompt", prompt)
-        page.click("button", "Draw")
+        page.click("button", "Generate")
         page.wait(f"document.querySelectorAll('.gallery img').length === {number}")
 
 
@@ -57,13 +57,13 @@ def models(page: Page) -> None:
     page.wait("document.querySelectorAll('.plot canvas').length > 1")
     page.evaluate("location.hash = '#/chat'")
     page.fill("input", "Temperature", "0")
-    page.fill("input", "Most tokens", "60")
+    page.fill("input", "Max tokens", "60")
     for number in range(1, 9):
         page.fill("textarea", "Message", "Tell me of the sea.")
         page.press("Enter")
         page.wait(f"document.querySelectorAll('.answer .below').length === {number}")
     page.evaluate("location.hash = '#/models'")
-    page.wait("document.querySelector('.machine')?.innerText.includes('Text: whole requests')")
+    page.wait("document.querySelector('.machine')?.innerText.includes('Text: request duration')")
     page.resize(**TALL)
     page.evaluate("document.querySelector('.machine').scrollIntoView({block: 'start', behavior: 'instant'})")
 

@@ -28,7 +28,7 @@ from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
 from services.errors import AllmError
 from services.rpc.call import DETAILS, typed_details
-from services.settings.settings import GatewaySettings
+from services.settings.gateway_settings import GatewaySettings
 from tests.ports import free_port
 from tests.stack import POLL_SECONDS
 
@@ -111,10 +111,10 @@ class ScriptedMachine(machine_service_pb2_grpc.MachineServiceServicer):
             self._changed.notify_all()
         try:
             while context.is_active() and not ended.is_set():
-                told = machine_service_pb2.MachineSample()
-                told.CopyFrom(self.now)
-                told.time.GetCurrentTime()
-                yield MachineEvent(sample=told)
+                reported = machine_service_pb2.MachineSample()
+                reported.CopyFrom(self.now)
+                reported.time.GetCurrentTime()
+                yield MachineEvent(sample=reported)
                 ended.wait(SAMPLE_SECONDS)
         finally:
             with self._changed:

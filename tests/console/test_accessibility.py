@@ -49,7 +49,7 @@ def drawn(page: Page) -> None:
     """Draws an image, opens it for a mask, and enters an invalid number."""
     page.fill("input", "Steps", "2")
     page.fill("textarea", "Prompt", "a red circle on a blue background")
-    page.click("button", "Draw")
+    page.click("button", "Generate")
     page.click(".gallery button", "Edit")
     page.wait("document.querySelector('.layers canvas')")
     page.fill("input", "Steps", "0")
@@ -61,7 +61,7 @@ FILLED: dict[str, Callable[[Page], None]] = {"chat": chatted, "audio": heard, "i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
-def test_nobody_is_shut_out(tab: Opener, stack: Stack, name: str) -> None:
+def test_accessibility(tab: Opener, stack: Stack, name: str) -> None:
     page = tab(stack, name)
     page.wait_text("Connected")
     page.wait(f"document.body.innerHTML.includes({VIEWS[name]!r})")
@@ -102,8 +102,8 @@ def test_colours_can_be_chosen(tab: Opener, stack: Stack) -> None:
     page.colours("light")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
-    page.click("button", "Colours: Auto")
-    page.click("button", "Colours: Light")
+    page.click("button", "Theme: Auto")
+    page.click("button", "Theme: Light")
     page.wait(f"{ground} !== {light!r}")
-    page.click("button", "Colours: Dark")
+    page.click("button", "Theme: Dark")
     assert page.evaluate(ground) == light

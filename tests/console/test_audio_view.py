@@ -72,7 +72,7 @@ def test_a_file_with_its_index_at_the_end_is_read_as_a_whole(view: Open, tmp_pat
     assert len(words(page.evaluate(PHRASES)) & expected) / len(expected) > 0.7
 
 
-def test_what_is_no_sound_is_refused_in_a_sentence(view: Open, tmp_path: Path) -> None:
+def test_file_without_sound_is_refused_in_a_sentence(view: Open, tmp_path: Path) -> None:
     page = view("audio")
     page.wait("document.querySelector('input[type=file]')")
     wrong = tmp_path / "letter.wav"
@@ -103,12 +103,12 @@ def microphone(stack: Stack, spoken: Path) -> Iterator[Page]:
 
 def test_the_microphone_is_written_down_while_it_hears(microphone: Page) -> None:
     page = microphone
-    page.click("button", "Use the microphone")
-    page.wait_text("Listening")
+    page.click("button", "Use microphone")
+    page.wait_text("Recording")
     heard = f"({PHRASES} + (document.querySelector('.partial')?.innerText ?? '')).length > 20"
     page.wait(heard)
-    assert "Listening" in page.text()
-    page.click("button", "Stop listening")
+    assert "Recording" in page.text()
+    page.click("button", "Stop recording")
     page.wait_text("Transcribed")
     expected = words(librivox()[0].transcript)
     assert words(page.evaluate(PHRASES)) & expected

@@ -72,7 +72,7 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     assert len(kept) > 20
     assert page.evaluate("document.querySelector('#message').value") == "And then?", "what is not sent yet"
     # The text so far stays, and the next message is answered.
-    ask(page, "What is the capital of France?", **{"Most tokens": "20"})  # the answer may not end by itself
+    ask(page, "What is the capital of France?", **{"Max tokens": "20"})  # the answer may not end by itself
     page.wait("document.querySelectorAll('.answer').length === 2 && !document.querySelector('[aria-busy=true]')")
 
 
@@ -104,14 +104,14 @@ def test_a_tool_is_called_and_answered(view: Open) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = json.dumps([{"name": "get_weather", "description": "The weather in a city", "parameters": parameters}])
     page.choose("select", "Tool choice", "required")
-    ask(page, "What is the weather in Paris?", Tools=tools, **{"Most tokens": "60"})
+    ask(page, "What is the weather in Paris?", Tools=tools, **{"Max tokens": "60"})
     page.wait("document.querySelector('.call')")
     assert "get_weather" in page.evaluate("document.querySelector('.call').innerText")
     page.choose("select", "Tool choice", "none")
     page.wait("document.querySelector('.call textarea')")
     for number in range(1, page.evaluate("document.querySelectorAll('.call').length") + 1):
         page.fill(f".call:nth-of-type({number}) textarea", "", "22 degrees and sunny")
-    page.click("button", "Give back")
+    page.click("button", "Submit tool result")
     page.wait("document.querySelectorAll('.answer').length === 2 && !document.querySelector('[aria-busy=true]')")
     assert "22 degrees and sunny" in page.evaluate("document.querySelector('.call').innerText")
     assert page.evaluate("document.querySelectorAll('.note.bad').length") == 0
@@ -119,7 +119,7 @@ def test_a_tool_is_called_and_answered(view: Open) -> None:
 
 def test_the_request_can_be_had_for_programs(view: Open, stack: Stack) -> None:
     page = view("chat")
-    ask(page, "Say 'fine', it's short", **{"Most tokens": "20"})
+    ask(page, "Say 'fine', it's short", **{"Max tokens": "20"})
     page.wait(ANSWERED)
     expected = {
         "curl": f"curl --no-buffer http://127.0.0.1:{stack.port}/v1/chat/completions",
@@ -138,13 +138,13 @@ def test_the_request_can_be_had_for_programs(view: Open, stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("field", "wrong", "sentence"),
     [
-        ("Temperature", "3", "Temperature is a number from 0 to 2."),
-        ("Most tokens", "1.5", "Most tokens is a whole number from 1 to 1000000."),
-        ("Tools", "[{", "This is not JSON"),
+        ("Temperature", "3", "Temperature must be a number from 0 to 2."),
+        ("Max tokens", "1.5", "Max tokens must be a whole number from 1 to 1000000."),
+        ("Tools", "[{", "Invalid JSON"),
         ("Tools", '[{"description": "nameless"}]', "Every tool needs a name."),
     ],
 )
-def test_what_is_wrong_in_the_form_is_said_before_it_is_sent(view: Open, field: str, wrong: str, sentence: str) -> None:
+def test_form_errors_are_shown_before_sending(view: Open, field: str, wrong: str, sentence: str) -> None:
     page = view("chat")
     page.fill("input, textarea", field, wrong)
     page.fill("textarea", "Message", "Hello")
@@ -158,14 +158,14 @@ def test_a_refusal_is_a_sentence(view: Open) -> None:
     page.wait("document.querySelector('.note.bad')")
     said = page.evaluate("document.querySelector('.note.bad').innerText")
     assert "uniqueItems" in said
-    assert re.search(r"Request\s+[0-9a-f-]{36}", said)
+    assert re.search(r"Request ID\s+[0-9a-f-]{36}", said)
 
 
 def test_markup_of_a_model_stays_text(view: Open) -> None:
     """A model's output is shown, never run: here a user has the model say it."""
     page = view("chat")
     page.evaluate("window.broken = false")
-    ask(page, "<img src=x onerror='window.broken = true'><script>window.broken = true</script>", **{"Most tokens": "8"})
+    ask(page, "<img src=x onerror='window.broken = true'><script>window.broken = true</script>", **{"Max tokens": "8"})
     page.wait(ANSWERED)
     assert "<script>" in page.evaluate("document.querySelector('.said').innerText")
     assert page.evaluate("window.broken") is False

@@ -14,7 +14,7 @@ from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 
 from gateway import console
 from gateway.render import Gateway, render
-from services.settings.settings import GatewaySettings
+from services.settings.gateway_settings import GatewaySettings
 from tests.stack import Stack
 
 MOST_DOWNLOADED = 300 * 1000  # bytes, compressed
@@ -67,7 +67,7 @@ def test_head_is_answered_without_a_body_and_nothing_else_is(stack: Stack) -> No
 
 
 @pytest.mark.parametrize("path", ["/index.html", "/assets/", "/assets/none.js", "/../pyproject.toml", "/v1/none"])
-def test_what_is_not_there_is_an_error_as_ever(stack: Stack, path: str) -> None:
+def test_unknown_path_is_an_openai_error(stack: Stack, path: str) -> None:
     reply, body = asked(stack, "GET", path)
     assert reply.status == 404
     assert "error" in json.loads(body)
@@ -83,9 +83,9 @@ def test_the_machine_may_be_looked_at_and_nothing_else(stack: Stack) -> None:
     with grpc.insecure_channel(stack.grpc_address) as channel:
         residency = residency_service_pb2_grpc.ResidencyServiceStub(channel)
         watch = residency.WatchResidency(residency_service_pb2.WatchResidencyRequest(), timeout=30)
-        told = next(iter(watch)).residency
+        reported = next(iter(watch)).residency
         watch.cancel()
-        assert 0 < told.host.used_bytes < told.host.total_bytes
+        assert 0 < reported.host.used_bytes < reported.host.total_bytes
         for refused in (
             lambda: residency.GetResidency(residency_service_pb2.GetResidencyRequest(), timeout=30),
             lambda: residency.Release(residency_service_pb2.ReleaseRequest(model_id="m"), timeout=30),

@@ -54,7 +54,7 @@ def draw(page: Page, prompt: str, **settings: str) -> None:
     for name, value in {"Seed": "7", **settings}.items():
         page.fill("input", name, value)
     page.fill("textarea", "Prompt", prompt)
-    page.click("button", "Draw")
+    page.click("button", "Generate")
 
 
 def wait_drawn(page: Page, count: int) -> None:
@@ -72,7 +72,7 @@ def paint_by_keys(page: Page) -> None:
     page.evaluate("document.querySelector('.layers canvas').focus()")
     page.press("ArrowRight")
     page.press("Space")
-    page.wait_text("What you have painted is drawn anew")
+    page.wait_text("Only the painted area is redrawn")
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_picture_appears_after_its_previews(view: Open) -> None:
     assert red > green
 
 
-def test_what_is_painted_is_drawn_anew(view: Open) -> None:
+def test_painted_area_is_redrawn(view: Open) -> None:
     page = view("image")
     draw(page, PROMPT)
     wait_drawn(page, 1)
@@ -103,11 +103,11 @@ def test_what_is_painted_is_drawn_anew(view: Open) -> None:
     page.mouse("mousePressed", left + width * 0.3, top + height * 0.5)
     page.mouse("mouseMoved", left + width * 0.7, top + height * 0.5)
     page.mouse("mouseReleased", left + width * 0.7, top + height * 0.5)
-    page.wait_text("What you have painted is drawn anew")
+    page.wait_text("Only the painted area is redrawn")
     page.fill("textarea", "Prompt", "a green square on a blue background")
     page.fill("input", "Strength", "1")
     page.evaluate(WATCH)
-    page.click("button", "Draw over it")
+    page.click("button", "Edit image")
     wait_drawn(page, 2)
     assert page.evaluate("window.previews.size") >= 1
     assert any(step.startswith("Step ") for step in page.evaluate("[...window.steps]"))
@@ -133,10 +133,10 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     runtime.wait_until(lambda: runtime.idle)
     before = runtime.steps
     # Of this size four are drawn together: three batches, each with all steps.
-    large = {"Width": "128", "Height": "128", "Steps": str(MANY), "Pictures": "10", "Strength": "1"}
+    large = {"Width": "128", "Height": "128", "Steps": str(MANY), "Images": "10", "Strength": "1"}
     for name, value in large.items():
         page.fill("input", name, value)
-    page.click("button", "Draw over it")
+    page.click("button", "Edit image")
     page.wait("document.querySelector('.drawing [role=status]')?.innerText.startsWith('Step ')")
     page.click("button", "Stop")
     page.wait_text("Stopped.")
@@ -145,8 +145,8 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     # The earlier image stays, and the next request works.
     assert page.evaluate(DRAWN) == 1
     page.fill("input", "Steps", "2")
-    page.fill("input", "Pictures", "1")
-    page.click("button", "Draw over it")
+    page.fill("input", "Images", "1")
+    page.click("button", "Edit image")
     wait_drawn(page, 2)
 
 
@@ -154,7 +154,7 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     ("settings", "said"),
     [({"Steps": "1000"}, "steps"), ({"Width": "63", "Height": "64"}, "width")],
 )
-def test_the_models_limits_are_told_in_a_sentence(view: Open, settings: dict[str, str], said: str) -> None:
+def test_model_limits_are_explained_in_a_sentence(view: Open, settings: dict[str, str], said: str) -> None:
     page = view("image")
     draw(page, PROMPT, **settings)
     page.wait("document.querySelector('.note.bad')")
@@ -163,24 +163,22 @@ def test_the_models_limits_are_told_in_a_sentence(view: Open, settings: dict[str
     assert sentence.endswith(".")
 
 
-def test_a_picture_over_the_limit_of_requests_is_told_by_the_limits_name(
-    tab: Opener, stack: Stack, tmp_path: Path
-) -> None:
+def test_oversized_image_error_names_the_limit(tab: Opener, stack: Stack, tmp_path: Path) -> None:
     """The gateway stops reading such a request, and browsers report only that the connection is gone."""
     large = tmp_path / "large.png"
     large.write_bytes(png_header(64, 64) + bytes(33 * 1024 * 1024))
     page = tab(stack, "image")
-    page.click("summary", "Draw over a picture")
+    page.click("summary", "Edit an image")
     page.attach("input[type=file]", large)
     page.fill("textarea", "Prompt", PROMPT)
-    page.click("button", "Draw over it")
+    page.click("button", "Edit image")
     page.wait("document.querySelector('.drawing .note.bad')")
     assert "ALLM_MAX_BODY_BYTES" in page.evaluate("document.querySelector('.drawing .note.bad').innerText")
 
 
-def test_what_is_wrong_in_the_form_is_said_before_it_is_sent(view: Open) -> None:
+def test_form_errors_are_shown_before_sending(view: Open) -> None:
     page = view("image")
     page.fill("input", "Width", "64")
     page.fill("textarea", "Prompt", PROMPT)
-    page.wait_text("Width and height belong together")
+    page.wait_text("Enter both width and height")
     assert page.evaluate("document.querySelector('button[type=submit]').disabled")

@@ -96,15 +96,15 @@ def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine
     machine.past = past()
     machine.now = sample(0)
     show_models(page)
-    page.wait_text(f"{EVICTED} was evicted on text-1: the machine was short of memory")
+    page.wait_text(f"{EVICTED} was evicted on text-1: the machine was low on memory")
     assert page.evaluate("document.querySelectorAll('.plot canvas').length") == 6
     assert figures(page, "Memory of workbench") == "Host 8.0 GiB of 16.0 GiB cuda:0 60.0 GiB of 80.0 GiB Threshold 80%"
     assert figures(page, "Requests") == "Running 5 Waiting 3"
-    assert figures(page, "Tokens generated") == "Generated 123 tokens/s"
-    assert figures(page, "Tokens of prompts") == "Of prompts 1,500 tokens/s"
-    assert figures(page, "Whole requests") == "50% within 1.50 s 95% within 4.00 s 99% within 9.00 s"
+    assert figures(page, "Generated tokens") == "Generated 123 tokens/s"
+    assert figures(page, "Prompt tokens") == "Prompt 1,500 tokens/s"
+    assert figures(page, "Request duration") == "P50 1.50 s P95 4.00 s P99 9.00 s"
     tables = page.evaluate("document.querySelector('.tables').innerText")
-    assert "7.5 s of sound/s" in tables
+    assert "7.5 s of audio/s" in tables
     assert "120 ms" in tables
     assert problems(page) == []
 
@@ -143,9 +143,9 @@ def test_the_mouse_goes_back_in_time(page: Page, machine: ScriptedMachine) -> No
     page.wait("document.querySelector('#message') && !document.querySelector('.plot')")
 
 
-def test_what_was_not_measured_is_said(page: Page, machine: ScriptedMachine) -> None:
+def test_unmeasured_figures_are_explained(page: Page, machine: ScriptedMachine) -> None:
     show_models(page)
-    page.wait_text("No service has told yet what it does.")
+    page.wait_text("No service has reported data yet.")
     page.wait_text("No tokens were generated in the last 15 minutes.")
     assert page.evaluate("document.querySelectorAll('.plot canvas').length") == 0
 
@@ -162,7 +162,7 @@ def test_a_machine_that_is_not_shown_is_a_sentence_and_no_storm(page: Page, mach
     page.wait("!document.body.innerText.includes('64 others')")
 
 
-def test_a_tab_that_nobody_looks_at_holds_no_connection(page: Page, machine: ScriptedMachine) -> None:
+def test_hidden_tab_holds_no_connection(page: Page, machine: ScriptedMachine) -> None:
     machine.wait_watched(1)
     page.evaluate(HIDE % "true")
     machine.wait_watched(0)
@@ -180,7 +180,7 @@ def test_a_connection_that_dies_silently_is_noticed(
         machine.wait_watched(1)
         proxy.freeze()
         page.wait_text("Not connected")
-        assert "The server has fallen silent" in page.evaluate("document.querySelector('.banner').innerText")
+        assert "The server does not respond" in page.evaluate("document.querySelector('.banner').innerText")
         proxy.thaw()
         page.wait_text("Connected")
         assert page.evaluate("document.querySelector('.banner')") is None

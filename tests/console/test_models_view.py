@@ -32,7 +32,7 @@ def act(page: Page, what: str, model: str) -> None:
 def register(page: Page, source: str, name: str) -> None:
     page.wait("document.querySelector('details.panel')")
     page.evaluate("document.querySelector('details.panel').open = true")
-    page.fill("input", "Where from", source)
+    page.fill("input", "Source", source)
     page.fill("input", "Name", name)
     page.click("button", "Register")
 
@@ -45,12 +45,12 @@ def test_a_model_is_registered_loaded_unloaded_and_removed(tab: Opener, roomy: S
     act(page, "Load", NEW)
     page.wait(card(NEW, "loaded"))
     page.wait(f"{card(NEW, 'loaded')}.innerText.includes('kept loaded')")
-    page.wait(f"/holds [\\d.]+ [MG]iB/.test({card(NEW, 'loaded')}.innerText)")
+    page.wait(f"/uses [\\d.]+ [MG]iB/.test({card(NEW, 'loaded')}.innerText)")
     act(page, "Unload", NEW)
     page.wait(card(NEW, "ready"))
     page.wait_text(f"{NEW} was unloaded")
-    act(page, "Remove", NEW)
-    page.wait_text("Remove it, and what was fetched for it?")
+    act(page, "Delete", NEW)
+    page.wait_text("Delete this model and its downloaded files?")
     page.click(f"[data-model='{NEW}'] button.danger")
     page.wait(f"!document.querySelector('[data-model={NEW}]')")
     assert page.complaints() == []
@@ -64,7 +64,7 @@ def test_a_download_from_the_hub_is_followed(tab: Opener, roomy: Stack, hub: Loo
     register(page, "org/good#demo.gguf", "from-hub")
     page.wait(card("from-hub", "downloading"))
     page.wait(f"{card('from-hub', 'downloading')}.querySelector('progress')?.value > 0")
-    assert "Fetched" in page.evaluate(f"{card('from-hub', 'downloading')}.innerText")
+    assert "Downloaded" in page.evaluate(f"{card('from-hub', 'downloading')}.innerText")
     gate.open()
     page.wait(card("from-hub", "ready"))
 
@@ -91,7 +91,7 @@ def test_another_client_is_seen_at_once(tab: Opener, roomy: Stack) -> None:
     assert [url for url in later if not url.endswith(("/WatchModels", "/WatchMachine"))] == []
 
 
-def test_an_eviction_is_told(tab: Opener, roomy: Stack) -> None:
+def test_eviction_is_shown(tab: Opener, roomy: Stack) -> None:
     page = tab(roomy, "models")
     register(page, str(demo_model()), "second")
     page.wait(card("second", "ready"))
@@ -116,7 +116,7 @@ def test_why_is_answered(view: Open) -> None:
     page = view("models")
     act(page, "Why", MODEL)
     page.wait("document.querySelector('.why')")
-    assert "llama_cpp is taken" in page.evaluate("document.querySelector('.why').innerText")
+    assert "llama_cpp is selected" in page.evaluate("document.querySelector('.why').innerText")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_why_is_answered(view: Open) -> None:
         (str(demo_model()), "no good name", "is not allowed"),
     ],
 )
-def test_what_cannot_be_registered_is_refused_in_a_sentence(
+def test_invalid_registration_is_refused_in_a_sentence(
     tab: Opener, roomy: Stack, source: str, name: str, said: str
 ) -> None:
     page = tab(roomy, "models")
@@ -146,7 +146,7 @@ def test_the_machine_is_plotted(view: Open, stack: Stack) -> None:
     assert "Host: " in described
     ask(stack, MODEL)
     # Of all callers, not only of this tab: the services' own counters.
-    page.wait("document.querySelector('.machine').innerText.includes('Text: whole requests')")
+    page.wait("document.querySelector('.machine').innerText.includes('Text: request duration')")
     page.wait("/Text\\s+0\\s+0\\s/.test(document.querySelector('.tables').innerText)")
 
 

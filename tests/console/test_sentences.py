@@ -15,14 +15,14 @@ from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, Scripte
 # Each error with the advice to the user. For an invalid request the error's message is the advice.
 ADVICE = [
     (errors.InvalidRequest("'temperature' must be from 0 to 2, not 3", param="temperature"), "must be from 0 to 2"),
-    (errors.Unauthenticated("Incorrect API key provided"), "Enter an API key"),
-    (errors.Forbidden("This key may not chat"), "Ask whoever runs this server"),
+    (errors.Unauthenticated("Incorrect API key provided"), "Enter a valid API key"),
+    (errors.Forbidden("This key may not chat"), "Ask the operator of this server"),
     (errors.ModelNotFound("The model `x` does not exist.", param="model"), "Choose another model"),
-    (errors.ModelInvalid("The model's file is cut off"), "Look at the model under Models"),
-    (errors.Unsupported("The model does not think"), "Leave that out"),
+    (errors.ModelInvalid("The model's file is cut off"), "Select Why under Models"),
+    (errors.Unsupported("The model does not think"), "Remove that option"),
     (errors.ModelNotReady("The model is being fetched", retry_after=2), "Wait a moment"),
     (errors.OutOfMemory("The model needs 40 GiB, and 20 are there"), "Unload another model"),
-    (errors.Overloaded("256 requests wait already", retry_after=2), "try again in a moment"),
+    (errors.Overloaded("256 requests wait already", retry_after=2), "Try again in a moment"),
     (errors.Timeout("The request took longer than 600 seconds"), "ALLM_REQUEST_SECONDS"),
     (errors.Internal("The worker has died"), "the server's log"),
 ]
@@ -70,7 +70,7 @@ def test_an_error_says_what_happened_and_what_to_do(
     assert page.evaluate("document.querySelector('dialog').open") == isinstance(error, errors.Unauthenticated)
 
 
-def test_what_came_before_an_error_stays(page: Page, chat: ScriptedChat) -> None:
+def test_output_before_an_error_stays(page: Page, chat: ScriptedChat) -> None:
     chat.deltas = [chat_service_pb2.ChatDelta(text="Half of a sen")]
     chat.error = errors.Internal("The worker has died")
     ask(page)
@@ -79,7 +79,7 @@ def test_what_came_before_an_error_stays(page: Page, chat: ScriptedChat) -> None
     assert "The worker has died" in said
 
 
-def test_thoughts_are_told_apart(page: Page, chat: ScriptedChat) -> None:
+def test_reasoning_is_separated(page: Page, chat: ScriptedChat) -> None:
     chat.deltas = [
         chat_service_pb2.ChatDelta(reasoning="The user greets me. "),
         chat_service_pb2.ChatDelta(reasoning="I should greet back."),
@@ -88,11 +88,11 @@ def test_thoughts_are_told_apart(page: Page, chat: ScriptedChat) -> None:
     ask(page)
     assert page.evaluate("document.querySelector('.answer > .markdown').innerText") == "Good day."
     assert page.evaluate("document.querySelector('.thoughts').open") is False
-    page.click("summary", "Thoughts")
+    page.click("summary", "Reasoning")
     page.wait_text("The user greets me. I should greet back.")
 
 
-def test_what_a_model_writes_never_becomes_markup(page: Page, chat: ScriptedChat) -> None:
+def test_model_output_never_becomes_markup(page: Page, chat: ScriptedChat) -> None:
     hostile = (
         "<img src=x onerror='window.broken=1'> <script>window.broken=1</script>\n\n"
         "[click](javascript:window.broken=1) ![picture](https://elsewhere.example/p.png) <b>bold?</b>\n\n"
@@ -133,9 +133,9 @@ def test_models_that_do_not_answer_are_listed_with_the_reason(page: Page) -> Non
 
 def test_the_form_is_what_is_asked(page: Page, chat: ScriptedChat) -> None:
     page.fill("textarea", "System prompt", "Be brief.")
-    for name, value in {"Temperature": "0.25", "Top P": "0.5", "Top K": "7", "Most tokens": "9", "Seed": "11"}.items():
+    for name, value in {"Temperature": "0.25", "Top P": "0.5", "Top K": "7", "Max tokens": "9", "Seed": "11"}.items():
         page.fill("input", name, value)
-    page.fill("textarea", "Stop at", "END\nFIN")
+    page.fill("textarea", "Stop sequences (one per line)", "END\nFIN")
     page.choose("select", "Reasoning effort", "low")
     ask(page)
     (asked,) = chat.asked

@@ -44,7 +44,7 @@ class Replay:
         self.image, self.root = image, root
         self.arguments = dict(arguments or {})
         self.file: Dockerfile = read(image, arguments)
-        self.told: list[str] = []  # steps that were not replayed
+        self.not_replayed: list[str] = []  # steps that were not replayed
         self._bin = root / "base"
         self._as_user: list[str] = []
         if os.geteuid() == 0:
@@ -145,7 +145,7 @@ class Replay:
     def _run(self, rest: str, folder: str, environ: Mapping[str, str]) -> None:
         command = re.sub(r"--mount=\S+ ", "", rest).strip()
         if command.startswith(NOT_REPLAYED):
-            self.told.append(command)
+            self.not_replayed.append(command)
             return
         command = self._placed(command)
         clean = {**self._clean(), **_pip_arguments(), "PIP_CACHE_DIR": str(CACHE), "HOME": str(self.root), **environ}
@@ -252,7 +252,7 @@ def main(images: list[str]) -> None:
             installed = sum(path.lstat().st_size for path in (found.root / "opt").rglob("*") if path.is_file())
         seconds = time.monotonic() - started
         print(f"{image}: installed ({installed / 2**20:.0f} MiB), healthy, stopped; {seconds:.0f} s")
-        for step in found.told:
+        for step in found.not_replayed:
             print(f"  not replayed: {step}")
 
 

@@ -36,13 +36,13 @@ def machines(
 
 
 def test_a_wrong_value_is_refused_by_name() -> None:
-    for values, told in [
+    for values, reported in [
         ({"texts": {}}, "Additional property texts is not allowed"),
         ({"text": {"replica": 2}}, "text: Additional property replica is not allowed"),
         ({"text": {"replicas": "two"}}, "text.replicas: Invalid type"),
         ({"text": {"gpu": {"count": -1}}}, "text.gpu.count: Must be greater than or equal to 0"),
         ({"auth": {"mode": "password"}}, 'auth.mode: auth.mode must be one of the following: "none", "keys", "open"'),
-        ({"auth": {"identitySecret": ""}}, "auth.identitySecret: Does not match pattern"),
+        ({"auth": {"identity": ""}}, "auth.identity: Does not match pattern"),
         ({"env": {"allm_store": "on"}}, 'Property name of "allm_store" does not match'),
         # Helm would write 1.073741824e+10.
         (
@@ -81,10 +81,10 @@ def test_a_wrong_value_is_refused_by_name() -> None:
         ),
         (machines(model={"runtime": "vllm", "engine": {"tensor_parallel": 8}}), "tensor_parallel times .* is 16"),
     ]:
-        with case(values=values, told=told):
+        with case(values=values, reported=reported):
             with pytest.raises(RuntimeError) as refused:
                 helm_template([values])
-            assert re.search(told, str(refused.value)), refused.value
+            assert re.search(reported, str(refused.value)), refused.value
 
 
 def test_the_schema_knows_every_value_of_the_chart_and_no_other() -> None:
@@ -135,7 +135,7 @@ def documented() -> list[dict[str, Any]]:
     return found + [block for block in blocks if "apiVersion" not in block]
 
 
-def test_what_the_documentation_says_is_taken() -> None:
+def test_documented_values_are_accepted() -> None:
     sets = documented()
     assert len(sets) >= 6
     for values in sets:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from services.auth.identity_keys import PUBLIC_NAME, ROLES
 from services.catalog.registration.models_file import read_models
 from services.settings.settings import Settings, load_settings
 from tests.deploy.dockerfile import CONTAINERS, read
@@ -69,7 +70,7 @@ def test_the_text_service_may_be_the_one_with_vllm() -> None:
     assert {**other, "ALLM_VLLM_PYTHON": ""} == {**plain, "ALLM_VLLM_PYTHON": ""}
 
 
-def test_what_is_referred_to_is_declared() -> None:
+def test_references_are_declared() -> None:
     for name, service in SERVICES.items():
         assert set(service["networks"]) <= set(COMPOSE["networks"]), name
         assert set(service.get("secrets", [])) <= set(COMPOSE["secrets"]), name
@@ -104,7 +105,19 @@ def test_addresses_lead_to_ports_that_the_others_open_on_a_network_of_both() -> 
         assert found.store.redis_url == "redis://redis:6379/0"
 
 
-def test_the_port_is_published_on_loopback_unless_somebody_says_otherwise() -> None:
+def test_each_service_has_only_its_own_private_key() -> None:
+    roles = {name: name for name in ("authorizer", "text", "audio", "image")} | {"catalog": "operator"}
+    for name in OURS:
+        expected = [f"identity-{roles[name]}", "identity-public"] if name in roles else []
+        assert SERVICES[name].get("secrets", []) == expected, name
+        auth = settings(name).auth
+        read_there = [auth.key_file_of(roles[name]), auth.public_keys_file] if name in roles else []
+        assert [str(path) for path in read_there] == [f"/run/secrets/{secret}" for secret in expected]
+    files = {f"identity-{role}": {"file": f"./identity/{role}.key"} for role in ROLES}
+    assert COMPOSE["secrets"] == {**files, "identity-public": {"file": f"./identity/{PUBLIC_NAME}"}}
+
+
+def test_port_is_published_on_loopback_by_default() -> None:
     assert OURS["gateway"]["ports"] == ["${ALLM_BIND:-127.0.0.1}:8080:8080"]
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["gateway"]
     assert COMPOSE["networks"]["inside"] == {"internal": True}

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from services.cli.identity import create
 from tests.demo_model import demo_model
 from tests.deploy.pod_processes import PodProcesses
 from tests.deploy.renderings import rendering
@@ -42,16 +43,17 @@ def folder() -> Iterator[Path]:
 def wait(condition: Callable[[], bool], pods: PodProcesses) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
-        told = "\n".join(pods.output(name) for name in ("catalog", "text", "authorizer", "gateway"))
-        assert time.monotonic() < deadline, told
+        reported = "\n".join(pods.output(name) for name in ("catalog", "text", "authorizer", "gateway"))
+        assert time.monotonic() < deadline, reported
         time.sleep(0.1)
 
 
 def secrets(pods: PodProcesses) -> ssl.SSLContext:
     """Fills in the Secrets that the documentation requires; returns a TLS context for callers."""
-    for each in ("identity", "service-tls", "tls", "models"):
+    for each in ("public-keys", "service-tls", "tls", "models"):
         pods.place(f"/etc/allm/{each}").mkdir(parents=True)
-    pods.place("/etc/allm/identity/identity.secret").write_text("5" * 64)
+    create(pods.place("/etc/allm/identity"))
+    pods.place("/etc/allm/identity/public.keys").rename(pods.place("/etc/allm/public-keys/public.keys"))
     pods.place("/run/allm").mkdir(parents=True)
     ours, theirs = trustme.CA(), trustme.CA()
     for place, certificate in (
@@ -115,8 +117,8 @@ def test_a_caller_with_a_key_has_an_answer(folder: Path) -> None:
         wait(lambda: call("/healthz")[0] == 200, pods)
         assert call("/v1/models")[0] == 401
 
-        told = pods.execute("catalog", "allm", "keys", "create", "me", "--scope", "inference", "--scope", "admin")
-        (key,) = set(re.findall(r"sk-allm-[\w-]{43}", told))
+        reported = pods.execute("catalog", "allm", "keys", "create", "me", "--scope", "inference", "--scope", "admin")
+        (key,) = set(re.findall(r"sk-allm-[\w-]{43}", reported))
         wait(lambda: '"gpt-4o-mini"' in call("/v1/models", key)[1], pods)
         question = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         status, answer = call("/v1/chat/completions", key, question)

@@ -21,7 +21,7 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_what_is_checked_in_is_what_the_chart_gives(tmp_path: Path) -> None:
+def test_committed_manifests_equal_the_rendered_chart(tmp_path: Path) -> None:
     render(tmp_path)
     fresh, kept = files(tmp_path), files(KUBERNETES)
     wrong = sorted(name for name in {*fresh, *kept} if fresh.get(name) != kept.get(name))
@@ -84,6 +84,6 @@ def test_a_difference_tells_what_is_gone_new_and_other() -> None:
     }
 
 
-def test_what_helm_refuses_is_told() -> None:
+def test_helm_errors_are_reported() -> None:
     with pytest.raises(RuntimeError, match="Additional property replica is not allowed"):
         helm_template([{"text": {"replica": 2}}])

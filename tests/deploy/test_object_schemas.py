@@ -80,7 +80,7 @@ def test_autoscalers_wait_no_longer_than_the_api_allows() -> None:
     assert text["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 3600
 
 
-def test_what_is_wrong_would_be_seen() -> None:
+def test_faults_would_be_detected() -> None:
     (text, *_) = [found for found in rendering("kustomize: base") if found["metadata"]["name"] == "allm-text"]
     broken = json.loads(json.dumps(text))
     broken["spec"]["replica"] = 1
@@ -91,7 +91,7 @@ def test_what_is_wrong_would_be_seen() -> None:
 
 
 def test_a_wrong_leader_worker_set_would_be_seen() -> None:
-    for change, told in [
+    for change, reported in [
         (lambda spec: spec["leaderWorkerTemplate"].update(size=0), "size: 0 is less than the minimum"),
         (lambda spec: spec["leaderWorkerTemplate"].update(restartPolicy="Always"), "'Always' is not one of"),
         (lambda spec: spec["leaderWorkerTemplate"].pop("workerTemplate"), "'workerTemplate' is a required property"),
@@ -108,11 +108,11 @@ def test_a_wrong_leader_worker_set_would_be_seen() -> None:
             "is not valid under any",
         ),
     ]:
-        with case(change=change, told=told):
+        with case(change=change, reported=reported):
             found = next(each for each in rendering("chart: multi-node") if each["kind"] == "LeaderWorkerSet")
             broken = json.loads(json.dumps(found))
             change(broken["spec"])
-            assert told in problem(NEWEST, json.dumps(broken))
+            assert reported in problem(NEWEST, json.dumps(broken))
 
 
 def test_the_chart_wants_the_oldest_version_that_was_tried() -> None:

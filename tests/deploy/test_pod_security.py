@@ -77,7 +77,7 @@ def test_the_restricted_profile_holds() -> None:
             assert seen >= 3
 
 
-def test_what_breaks_it_would_be_seen() -> None:
+def test_breakage_would_be_detected() -> None:
     template: Object = {
         "spec": {
             "hostNetwork": True,

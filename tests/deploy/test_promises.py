@@ -13,16 +13,17 @@ from prometheus_client import REGISTRY
 
 from gateway import stats
 from k8s.render import Object
+from services.auth.identity_keys import PUBLIC_NAME
 from services.cli.main import app
 from services.rpc import probes
 from services.settings.settings import load_settings
 from services.telemetry import metrics
 from tests.case import case
 from tests.deploy.known_settings import CERTIFICATES, FOREIGN, settings_names
-from tests.deploy.renderings import RENDERINGS, containers, environment, pod_templates, rendering
+from tests.deploy.renderings import ALL, RENDERINGS, containers, environment, pod_templates, rendering
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = (ROOT / "gateway/envoy.template.yaml").read_text()
+PROBED = {(path, "envoy-metrics") for path in (stats.LIVE, stats.READY)}
 
 
 def ours(name: str) -> Iterator[tuple[str, Object, Object]]:
@@ -105,16 +106,22 @@ def test_probes_ask_for_what_is_there() -> None:
                             which
                         )
                     elif "httpGet" in probe:
-                        assert f"exact: {probe['httpGet']['path']} " in TEMPLATE, which
-                        assert probe["httpGet"]["port"] in {port["name"] for port in container["ports"]}, which
-                        tls = "ALLM_TLS_CERT" in environment(container)
-                        assert probe["httpGet"]["scheme"] == ("HTTPS" if tls else "HTTP"), which
-                    elif "tcpSocket" in probe:
-                        assert probe["tcpSocket"]["port"] in {port["name"] for port in container["ports"]}, which
+                        # No flood of clients reaches this listener. It is not TLS, and open beyond the loopback.
+                        expected = stats.READY if kind == "readinessProbe" else stats.LIVE
+                        assert probe["httpGet"] == {"path": expected, "port": "envoy-metrics"}, which
+                        assert settings.gateway.stats_host == "0.0.0.0", which  # noqa: S104 (compared, not bound)
                     else:
                         assert probe["exec"]["command"], which
-                    loopback = settings.gateway.host == "127.0.0.1"
-                    assert ("exec" in probe) == (container["name"] == "gateway" and loopback), which
+                    assert ("httpGet" in probe) == (container["name"] == "gateway"), which
+
+
+def test_no_liveness_probe_is_content_with_a_connection() -> None:
+    """The kernel accepts a connection also for a process that hangs."""
+    for name in RENDERINGS:
+        with case(name=name):
+            for which, template in pod_templates(rendering(name)):
+                for container in containers(template):
+                    assert "tcpSocket" not in container["livenessProbe"], which
 
 
 def test_there_is_time_to_drain() -> None:
@@ -187,6 +194,29 @@ def test_objects_refer_to_others_that_are_there() -> None:
                         assert paths == {"metrics": "/metrics", "auth-metrics": "/metrics", "envoy-metrics": stats.PATH}
 
 
+def test_each_pod_has_only_its_own_private_key() -> None:
+    """The gateway's container, which all callers reach, has none; the catalog's is for the commands in its Pod."""
+    roles = {name: name for name in ("authorizer", "text", "audio", "image")} | {"catalog": "operator"}
+    for name in ("chart: keys", "kustomize: keys", f"kustomize: {ALL}", "chart: several-machines"):
+        with case(name=name):
+            for which, template, container in ours(name):
+                role = roles.get(container["name"])
+                sources = {each["name"]: each for each in template["spec"]["volumes"]}
+                mounted = {
+                    each["mountPath"]: sources.get(each["name"], {}).get("secret", {}).get("secretName", "")
+                    for each in container["volumeMounts"]
+                }
+                private = {path: secret for path, secret in mounted.items() if secret.startswith("allm-identity")}
+                values = environment(container)
+                if role is None:
+                    assert not private and "ALLM_IDENTITY_KEY_FILE" not in values, which
+                    continue
+                assert private == {"/etc/allm/identity": f"allm-identity-{role}"}, which
+                assert values["ALLM_IDENTITY_KEY_FILE"] == f"/etc/allm/identity/{role}.key", which
+                folder, _, file = values["ALLM_IDENTITY_PUBLIC_KEYS_FILE"].rpartition("/")
+                assert (folder in mounted, file) == (True, PUBLIC_NAME), which
+
+
 def test_mounts_have_volumes_and_volumes_have_sources() -> None:
     for name in RENDERINGS:
         with case(name=name):
@@ -206,7 +236,8 @@ def test_mounts_have_volumes_and_volumes_have_sources() -> None:
                     if claim := volume.get("persistentVolumeClaim", {}).get("claimName"):
                         assert ("PersistentVolumeClaim", claim) in there or claim == "weights", which
                     if config := volume.get("configMap", {}).get("name"):
-                        assert ("ConfigMap", config) in there, which
+                        # `allm identity create` makes the public keys, not the chart.
+                        assert ("ConfigMap", config) in there or config == "allm-identity", which
 
 
 def test_addresses_lead_to_services_of_the_same_rendering() -> None:

@@ -70,7 +70,7 @@ def test_a_worker_is_looked_at_where_its_ray_listens_and_has_time_to_wait_for_th
         (port,) = worker["ports"]
         assert port["containerPort"] == ray_node.NODE_PORT
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert worker[kind]["tcpSocket"]["port"] == port["name"]
+            assert worker[kind]["grpc"] == {"port": port["containerPort"]}
         # The leader loads for as long as the worker may search for it.
         assert worker["startupProbe"]["failureThreshold"] == leader["startupProbe"]["failureThreshold"]
         names = [item["name"] for item in worker["env"]]

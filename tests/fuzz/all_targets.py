@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz.body_targets import BODY_TARGETS
 from tests.fuzz.form_targets import FORM_TARGETS
 from tests.fuzz.fuzz_target import FuzzTarget
+from tests.fuzz.identity_targets import IDENTITY_TARGETS
 from tests.fuzz.language_targets import LANGUAGE_TARGETS
 from tests.fuzz.media_targets import MEDIA_TARGETS
 from tests.fuzz.model_targets import MODEL_TARGETS
@@ -21,6 +22,7 @@ TARGETS: dict[str, FuzzTarget] = {
         *WORDS_TARGETS,
         *LANGUAGE_TARGETS,
         *NAME_TARGETS,
+        *IDENTITY_TARGETS,
         *TEMPLATE_TARGETS,
         *MEDIA_TARGETS,
     )

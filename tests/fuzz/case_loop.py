@@ -40,6 +40,6 @@ def _go_through(target: FuzzTarget, guard: CaseGuard, count: int, seed: str) -> 
 def _tell(target: FuzzTarget, name: str, case: bytes, fault: str) -> int:
     if not fault:
         return 0
-    told = {"target": target.name, "file": name, "fault": fault, "case": base64.b64encode(case).decode()}
-    print(json.dumps(told), flush=True)
+    reported = {"target": target.name, "file": name, "fault": fault, "case": base64.b64encode(case).decode()}
+    print(json.dumps(reported), flush=True)
     return 1

@@ -60,12 +60,12 @@ def _by_chance(target: FuzzTarget, seconds: float) -> Iterable[bytes]:
     end, rounds = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         count = ROUND if not target.children else ROUND // 10
-        told: Replay = replay([target.name], count=count, seed=f"{time.time_ns()}")
-        rounds += sum(told.ended.values())
-        if told.findings:
-            for finding in told.findings:
+        reported: Replay = replay([target.name], count=count, seed=f"{time.time_ns()}")
+        rounds += sum(reported.ended.values())
+        if reported.findings:
+            for finding in reported.findings:
                 print(finding.fault, flush=True)
-            return [finding.case for finding in told.findings]
+            return [finding.case for finding in reported.findings]
     print(f"{target.name}: {rounds} cases", flush=True)
     return []
 

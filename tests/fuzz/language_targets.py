@@ -12,11 +12,12 @@ from services.text.conversation import ChatRequest, Message, OutputFormat, Tool
 from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.parsers import dialect as dialects
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Event
-from services.text.parsers.tool_shape import ToolShape
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent
+from services.text.parsers.parser import ToolShape
 from services.text.schema import check_schema, check_size
 from tests.fuzz.built_schema import built_schema
 from tests.fuzz.fuzz_target import FuzzTarget
+from tests.text.checked_request import checked_request
 
 DIALECTS = (
     *(dialects.HARMONY, dialects.MISTRAL, dialects.MISTRAL_LIST, dialects.NEMOTRON, dialects.GLM, dialects.QWEN_XML),
@@ -107,7 +108,7 @@ def _try(schema: dict[str, Any]) -> None:
                 tools=(tool,),
                 output=OutputFormat(kind="json_schema", schema=schema if strict else {"type": "object"}),
             )
-            grammar_of(request, dialect, reasoning_open=False)
+            grammar_of(checked_request(request), dialect, reasoning_open=False)
 
 
 def _refused(constant: str) -> object:
@@ -124,14 +125,14 @@ def _answer(case: bytes) -> None:
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     is_open, cut, tools = bool(bits & 1), bool(bits & 2), () if bits & 4 else SHAPES
     for dialect in DIALECTS:
-        told = [
+        reported = [
             _told(dialect.parser(tools, reasoning_open=is_open), way, cut=cut) for way in ([text], list(text), pieces)
         ]
-        assert told[0] == told[1] == told[2], f"{dialect.name}: cutting matters"
+        assert reported[0] == reported[1] == reported[2], f"{dialect.name}: cutting matters"
 
 
 def _told(parser: object, pieces: list[str], *, cut: bool) -> list[tuple[str, object, str]]:
-    events: list[Event] = [event for piece in pieces for event in parser.push(piece)] + parser.finish(cut=cut)  # type: ignore[attr-defined]
+    events: list[ParsedEvent] = [event for piece in pieces for event in parser.push(piece)] + parser.finish(cut=cut)  # type: ignore[attr-defined]
     _check_order(events)
     merged: list[tuple[str, object, str]] = []
     for event in events:
@@ -145,7 +146,7 @@ def _told(parser: object, pieces: list[str], *, cut: bool) -> list[tuple[str, ob
     return merged
 
 
-def _check_order(events: list[Event]) -> None:
+def _check_order(events: list[ParsedEvent]) -> None:
     """Checks that calls are numbered from 0, start once, end once, and have arguments only in between."""
     open_, begun = None, 0
     for event in events:

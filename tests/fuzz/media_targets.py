@@ -10,8 +10,9 @@ from pathlib import Path
 
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
-from services.image.pictures.codecs import Codecs
-from services.image.pictures.coding.messages import Decode, Decoded, Fit, Refused
+from services.image.pictures.coding.messages import Decode, Decoded, Fit
+from services.image.pictures.pictures import Codecs
+from services.sandbox.messages import Refused
 from tests.fuzz.fuzz_target import FuzzTarget
 
 MAX_SECONDS = 60.0  # of audio
@@ -104,7 +105,7 @@ def _picture(case: bytes) -> None:
 
 
 async def _read(order: Decode) -> object:
-    return await (await _codecs()).run(order)
+    return await (await _codecs()).run(order, Decoded)
 
 
 class _Pools:
@@ -126,7 +127,7 @@ async def _decoders() -> SoundDecoders:
 async def _codecs() -> Codecs:
     if _Pools.codecs is None:
         _Pools.codecs = Codecs(most=1, queue=1, max_pixels=MAX_PIXELS, seconds=STALL_SECONDS)
-        await _Pools.codecs.start()
+        await _Pools.codecs.pool.start()
     return _Pools.codecs
 
 
@@ -144,9 +145,9 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
     async def close() -> None:
-        for pool in (_Pools.decoders, _Pools.codecs):
-            if pool is not None:
-                await pool.close()
+        for owner in (_Pools.decoders, _Pools.codecs):
+            if owner is not None:
+                await owner.pool.close()
 
     loop.run_until_complete(close())
     loop.close()

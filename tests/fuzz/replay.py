@@ -48,18 +48,18 @@ def replay(
             command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as child:
             try:
-                told, errors = child.communicate(timeout=SECONDS)
+                reported, errors = child.communicate(timeout=SECONDS)
                 how = f"exit code {child.returncode}" if child.returncode else ""
             except subprocess.TimeoutExpired:
                 child.kill()
-                told, errors = child.communicate()
+                reported, errors = child.communicate()
                 how = f"no end after {SECONDS:g} seconds"
-        return _read(told, how, errors, now)
+        return _read(reported, how, errors, now)
 
 
-def _read(told: str, how: str, errors: str, now: Path) -> Replay:
+def _read(reported: str, how: str, errors: str, now: Path) -> Replay:
     found, last = Replay(), ""
-    for line in told.splitlines():
+    for line in reported.splitlines():
         entry = json.loads(line)
         last = entry["target"]
         if "fault" in entry:

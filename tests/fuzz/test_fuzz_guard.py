@@ -11,7 +11,7 @@ PLANTED = "tests.fuzz.planted_faults"
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("raises", "KeyError: 'a bug'"),
         ("hangs", "longer than 0.5 seconds"),
@@ -21,15 +21,15 @@ PLANTED = "tests.fuzz.planted_faults"
         ("crashes", "the process ended: exit code -11"),
     ],
 )
-def test_a_planted_fault_is_found(name: str, told: str) -> None:
+def test_a_planted_fault_is_found(name: str, reported: str) -> None:
     finding = replay([name], module=PLANTED).findings[0]
     assert finding.target == name
-    assert told in finding.fault
+    assert reported in finding.fault
     mutator = Mutator(f"allm {name}")
     assert finding.case == mutator.mutated(mutator.choose([b""]), mutator.choose([b""]))
 
 
-def test_what_a_target_declares_is_no_fault() -> None:
+def test_declared_exceptions_are_not_findings() -> None:
     found = replay(["refuses"], module=PLANTED)
     assert not found.findings
     assert found.ended == {"refuses": 5}

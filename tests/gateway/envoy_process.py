@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.admin import EnvoyAdmin
 from gateway.process import envoy_command
 from gateway.render import PLAIN, Gateway, write_config
-from services.settings.settings import GatewaySettings
+from services.settings.gateway_settings import GatewaySettings
 from services.settings.tls_settings import TlsSettings
 from services.settings.trace_settings import NO_TRACES, TraceSettings
 from tests.ports import free_port
@@ -22,7 +22,7 @@ START_SECONDS = 60
 NOWHERE = "unix:/nowhere/catalog.sock"  # for gateways whose catalog gets no requests
 LISTED_ORIGIN = "http://app.example:3000"
 LISTED_HOST = "allm.example.org"
-CLUSTERS = ("text", "catalog")
+CLUSTERS = ("text", "health", "catalog")
 
 
 def gateway_settings(
@@ -54,19 +54,24 @@ class RunningGateway:
                 await asyncio.sleep(0.05)
         return content.splitlines()
 
-    async def finds_all_healthy(self) -> None:
-        """Waits until Envoy sees every service as healthy.
+    async def finds_all_healthy(self, *more: str) -> None:
+        """Waits until Envoy sees every service as healthy, and the clusters `more`.
 
         Scripted services answer Envoy's health checks only while this event loop runs: after many tests without the
         loop, Envoy has marked them unhealthy, and it recovers them within a second.
         """
         async with asyncio.timeout(60):
-            while not all(await asyncio.gather(*map(self._healthy, CLUSTERS))):  # noqa: ASYNC110 - another process
+            while not all(await asyncio.gather(*map(self._healthy, (*CLUSTERS, *more)))):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
 
+    async def gauge(self, name: str) -> int:
+        """Returns the value of one of Envoy's statistics."""
+        _, body = await self.admin._call("GET", f"/stats?filter=^{name}$&format=json")
+        value: int = json.loads(body)["stats"][0]["value"]
+        return value
+
     async def _healthy(self, cluster: str) -> bool:
-        _, body = await self.admin._call("GET", f"/stats?filter=^cluster.{cluster}.membership_healthy$&format=json")
-        return bool(json.loads(body)["stats"][0]["value"])
+        return bool(await self.gauge(f"cluster.{cluster}.membership_healthy"))
 
 
 @asynccontextmanager

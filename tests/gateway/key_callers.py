@@ -119,23 +119,25 @@ DETAILS = "grpc-status-details-bin"
 
 
 def _web(reply: Reply) -> Outcome:
-    told = dict(reply.headers)
+    headers = dict(reply.headers)
     body = reply.body
     while body:
         flags, length = struct.unpack(">BI", body[:5])
         if flags & 0x80:
             lines = body[5 : 5 + length].decode().split("\r\n")
-            told |= {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+            headers |= {
+                name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)
+            }
         body = body[5 + length :]
-    assert "grpc-status" in told, reply
-    assert told["content-type"].startswith("application/grpc-web"), reply
-    code = next(code for code in grpc.StatusCode if code.value[0] == int(told["grpc-status"]))
-    details = told.get(DETAILS, "")
+    assert "grpc-status" in headers, reply
+    assert headers["content-type"].startswith("application/grpc-web"), reply
+    code = next(code for code in grpc.StatusCode if code.value[0] == int(headers["grpc-status"]))
+    details = headers.get(DETAILS, "")
     return Outcome(
         code.name,
-        unquote(told.get("grpc-message", "")),
+        unquote(headers.get("grpc-message", "")),
         _reason(base64.b64decode(details + "=" * (-len(details) % 4))),
-        told,
+        headers,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.address import bind_host, envoy_address, is_loopback, listen_address, needs_dns, url_host
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from tests.gateway.envoy_process import EVERYWHERE
 
 
@@ -17,7 +17,7 @@ def test_envoy_address() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "localhost", ":50051", "host:", "host:x"])
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(ValueError, match="neither"):
         envoy_address(text)
 

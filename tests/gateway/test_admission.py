@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
+import unicodedata
 
 import pytest
 
-from gateway.admission import host_pattern, listed_origins_pattern
+from gateway.admission import PATH_PATTERN, host_pattern, listed_origins_pattern
 from tests.case import case
 from tests.gateway.envoy_process import EVERYWHERE, gateway_settings
 
@@ -61,3 +63,30 @@ def test_without_origins_none_matches() -> None:
     pattern = listed_origins_pattern(gateway_settings())
     for origin in ("", "null", "http://localhost"):
         assert not re.fullmatch(pattern, origin)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models/a%2Fb", "/v1/models?state=all&x=100%25", "/v1/models/%c3%a9", "/\u2603", "/%F0%9F%98%80"]
+)
+def test_readable_paths_pass(path: str) -> None:
+    assert re.fullmatch(PATH_PATTERN, path)
+
+
+@pytest.mark.parametrize(
+    "path", ["/%ff", "/a%00b", "/%0A", "/?after=%7f", "/%c2%85", "/%ed%a0%80", "/%c0%af", "/%f4%90%80%80", "/%", "/%zz"]
+)
+def test_unreadable_paths_do_not_pass(path: str) -> None:
+    assert not re.fullmatch(PATH_PATTERN, path)
+
+
+def test_the_pattern_agrees_with_python_about_utf_8() -> None:
+    chosen = random.Random(1)  # noqa: S311 (no secret)
+    edges = (0x1F, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5)
+    for _ in range(20_000):
+        data = bytes(chosen.choice((chosen.choice(edges), chosen.randrange(256))) for _ in range(chosen.randint(1, 5)))
+        try:
+            readable = all(unicodedata.category(letter) != "Cc" for letter in data.decode())
+        except UnicodeDecodeError:
+            readable = False
+        path = "".join(f"%{byte:02X}" for byte in data)
+        assert bool(re.fullmatch(PATH_PATTERN, path)) == readable, path

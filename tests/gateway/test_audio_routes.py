@@ -176,7 +176,7 @@ async def test_a_refused_upload_reaches_the_second_replica_whole(socket_folder: 
         assert 2 in [line.get("attempts") for line in lines], "the balancer knew which one to ask"
 
 
-async def test_what_is_longer_than_what_is_kept_is_told_the_refusal(socket_folder: Path) -> None:
+async def test_overlong_conversation_gets_the_refusal(socket_folder: Path) -> None:
     async with asyncio.timeout(60), audio(socket_folder, 2) as running:
         for upstream in running.upstreams:
             upstream.script = refusing(grpc.StatusCode.UNAVAILABLE, "not ready", "503", reads=8 * MIB)
@@ -186,7 +186,7 @@ async def test_what_is_longer_than_what_is_kept_is_told_the_refusal(socket_folde
         assert [line["attempts"] for line in lines if line.get("path") == PATH] == [1]
 
 
-async def test_the_services_own_limit_is_told_in_openais_shape(socket_folder: Path) -> None:
+async def test_service_limit_is_reported_in_openais_format(socket_folder: Path) -> None:
     async with asyncio.timeout(60), audio(socket_folder) as running:
         running.upstreams[0].script = refusing(grpc.StatusCode.OUT_OF_RANGE, "too large", "413", reads=4 * MIB)
         reply = await send(running.port, "POST", PATH, body=b"x" * 4 * MIB)
@@ -221,7 +221,7 @@ async def test_a_grpc_stream_is_answered_while_it_is_sent(socket_folder: Path) -
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/audio/translations"])
-async def test_without_an_audio_service_rest_callers_are_told_so(gateway: RunningGateway, path: str) -> None:
+async def test_rest_callers_get_an_error_without_an_audio_service(gateway: RunningGateway, path: str) -> None:
     headers = {"content-type": "multipart/form-data; boundary=b"}
     reply = await send(gateway.port, "POST", path, headers, b"--b--\r\n")
     assert reply.status == 503
@@ -237,6 +237,6 @@ async def test_without_one_grpc_callers_get_a_status(gateway: RunningGateway) ->
         assert "The audio service is not available" in (await call.details() or "")
 
 
-async def test_what_audio_has_not_is_no_url(gateway: RunningGateway) -> None:
+async def test_unknown_audio_paths_are_invalid_urls(gateway: RunningGateway) -> None:
     reply = await send(gateway.port, "GET", PATH)
     assert (reply.status, reply.error["message"]) == (404, f"Invalid URL (GET {PATH})")

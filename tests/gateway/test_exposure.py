@@ -23,7 +23,7 @@ def test_loopback_is_obeyed() -> None:
 
 
 @pytest.mark.parametrize("host", [EVERYWHERE, "::", "192.0.2.1"])
-def test_beyond_it_somebody_must_guard(host: str) -> None:
+def test_listening_elsewhere_requires_access_control(host: str) -> None:
     settings = gateway_settings(host=host, port=8080, auth="none")
     assert is_confined(settings)
     assert confined(settings).host == "127.0.0.1"
@@ -32,7 +32,7 @@ def test_beyond_it_somebody_must_guard(host: str) -> None:
 
 
 @pytest.mark.parametrize(("auth", "host"), [("none", "127.0.0.1"), ("keys", EVERYWHERE), ("open", EVERYWHERE)])
-def test_what_is_rendered_listens_there(auth: str, host: str) -> None:
+def test_rendered_configuration_listens_there(auth: str, host: str) -> None:
     """The listener address depends on the settings, not on the process that starts Envoy."""
     settings = gateway_settings(host=EVERYWHERE, port=8080, auth=auth, authorizer="unix:/authorizer")
     config = render(Gateway(settings, ("unix:/t",), "unix:/c", admin="unix:/a", folder=Path("/f")), Path("/f/d.pb"))

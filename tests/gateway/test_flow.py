@@ -61,7 +61,7 @@ async def test_a_client_that_does_not_read_stops_the_service(gateway: RunningGat
         await flood.cancelled.wait()
 
 
-async def test_many_such_clients_hold_up_nobody_else(gateway: RunningGateway, upstream: Upstream) -> None:
+async def test_many_such_clients_delay_no_other(gateway: RunningGateway, upstream: Upstream) -> None:
     """All clients share one connection to the service: slow readers must not use up its window."""
     floods: list[Flood] = []
 

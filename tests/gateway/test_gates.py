@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.case import case
-from tests.gateway.envoy_process import LISTED_HOST, LISTED_ORIGIN, RunningGateway
+from tests.gateway.envoy_process import (
+    LISTED_HOST,
+    LISTED_ORIGIN,
+    NOWHERE,
+    RunningGateway,
+    gateway_settings,
+    running_gateway,
+)
 from tests.gateway.upstream import Upstream
 from tests.gateway.wire import Reply, send
 
@@ -18,6 +27,15 @@ CHAT = "/v1/chat/completions"
 )
 async def test_known_hosts_are_let_in(gateway: RunningGateway, upstream: Upstream, host: str) -> None:
     assert (await send(gateway.port, "GET", "/v1/models", {"host": host})).status == 200
+
+
+async def test_a_long_list_of_hosts_is_let_in(socket_folder: Path) -> None:
+    folder = socket_folder / "hosts"
+    folder.mkdir()
+    names = tuple(f"models-{number}.inference.internal.example.com" for number in range(40))
+    async with running_gateway(folder, (NOWHERE,), NOWHERE, gateway_settings(allowed_hosts=names)) as running:
+        assert (await send(running.port, "GET", "/v1/models", {"host": names[-1]})).status == 503, "there is no service"
+        assert (await send(running.port, "GET", "/v1/models", {"host": "models-40.example.com"})).status == 403
 
 
 async def test_strange_hosts_are_refused(gateway: RunningGateway, upstream: Upstream) -> None:

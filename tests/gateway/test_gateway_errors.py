@@ -196,3 +196,30 @@ async def _until(gateway: RunningGateway, status: int, path: str = "/healthz") -
     async with asyncio.timeout(60):
         while (await send(gateway.port, "GET", path)).status != status:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/responses/%ff%fe"),
+        ("GET", "/v1/responses/%ff/input_items"),
+        ("GET", "/v1/responses/resp_1/input_items?after=%ff"),
+        ("POST", "/v1/responses/%00/cancel"),
+        ("POST", "/v1/responses/%0d%0a/cancel"),
+        ("DELETE", "/v1/responses/%7f"),
+        ("GET", "/v1/models/%ff"),
+        ("GET", "/v1/models/org%2F%ed%a0%80"),
+        ("GET", "/v1/models?state=%ff"),
+        ("DELETE", "/v1/api_keys/%ff"),
+        ("GET", "/v1/images/files/%ff.png"),
+        ("GET", "/v1/images/files/%0a"),
+    ],
+)
+async def test_a_path_that_no_service_can_read_is_refused(
+    gateway: RunningGateway, upstream: Upstream, method: str, path: str
+) -> None:
+    reply = await send(gateway.port, method, path)
+    assert reply.status == 400
+    said = "This URL cannot be read: its percent-encoding is broken, is not UTF-8, or has control characters."
+    assert reply.error == {"message": said, "type": "invalid_request_error", "param": None, "code": None}
+    assert upstream.metadata == []

@@ -127,7 +127,7 @@ async def test_it_is_found_among_many(folder: Path) -> None:
         assert eight.asked()[0] == 20
 
 
-async def test_where_none_can_each_is_asked_once(folder: Path) -> None:
+async def test_every_replica_is_tried_once_if_none_can(folder: Path) -> None:
     async with replicas(folder, 3) as three:
         three.play(not_ready, not_ready, not_ready)
         reply = await three.chat()
@@ -238,7 +238,7 @@ class Load:
 
     def answers(self) -> Counter[str]:
         """Counts the answers of this round by replica name or error."""
-        return Counter(told for began, told in self.ended if began == self.round)
+        return Counter(reported for began, reported in self.ended if began == self.round)
 
     async def heard(self, *names: str, least: int) -> set[str]:
         """Waits for `least` answers in this round, including each of `names`; returns the distinct answers."""

@@ -18,8 +18,8 @@ from google.api.httpbody_pb2 import HttpBody
 
 from gateway import traces
 from gateway.render import Gateway, render, write_config
-from services.settings.setting_reader import SettingReader
-from services.settings.trace_settings import NO_TRACES, TraceSettings, read_traces
+from services.settings import setting
+from services.settings.trace_settings import NO_TRACES, TraceSettings
 from tests.gateway.envoy_process import EVERYWHERE, NOWHERE, RunningGateway, gateway_settings, running_gateway
 from tests.gateway.upstream import Context, Upstream, event
 from tests.gateway.wire import send
@@ -35,7 +35,7 @@ numbers = itertools.count()
 
 
 def settings(endpoint: str, **environ: str) -> TraceSettings:
-    return read_traces(SettingReader({"ALLM_OTLP_ENDPOINT": endpoint, **environ}))
+    return setting.read(TraceSettings, {"ALLM_OTLP_ENDPOINT": endpoint, **environ})
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_a_share_of_new_traces_is_recorded_and_all_that_trusted_callers_re
 
 
 @pytest.mark.parametrize("length", [1, 100, 127, 128, 5000])
-async def test_what_callers_are_told_of_an_error_is_not_told_to_the_collector(
+async def test_error_messages_are_not_sent_to_the_collector(
     socket_folder: Path, collector: Collector, length: int
 ) -> None:
     message = (SECRET * length)[:length]

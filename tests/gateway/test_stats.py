@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest_asyncio
 from gateway.admin import EnvoyAdmin
 from gateway.process import envoy_command
 from gateway.render import Gateway, render, write_config
-from gateway.stats import PATH
+from gateway.stats import LIVE, PATH, READY, wait_answer
 from tests.case import case
 from tests.gateway.envoy_process import NOWHERE, START_SECONDS, gateway_settings
 from tests.ports import free_port
@@ -60,10 +61,25 @@ async def test_prometheus_gets_what_envoy_counts(port: int) -> None:
     assert 'envoy_http_conn_manager_prefix="edge"' in page
 
 
+async def test_probes_are_answered_without_the_services(port: int) -> None:
+    status, page = await ask(port, f"GET {LIVE}")
+    assert (status, "server.live: 1" in page) == (200, True)
+    assert (await ask(port, f"GET {READY}"))[0] == 200
+
+
+async def test_the_supervisors_question_is_answered_unless_envoy_hangs(port: int) -> None:
+    await asyncio.wait_for(wait_answer("127.0.0.1", port), 60)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait_answer("127.0.0.1", silent.getsockname()[1]), 0.2)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait_answer("127.0.0.1", free_port()), 0.2)
+
+
 async def test_nothing_else_comes_through(port: int) -> None:
     for request_line in [
         "POST /quitquitquit",
         f"POST {PATH}",
+        f"POST {LIVE}",
         "GET /",
         "GET /config_dump",
         "GET /stats",
@@ -72,6 +88,8 @@ async def test_nothing_else_comes_through(port: int) -> None:
         f"GET {PATH}%2F..%2F..%2Fconfig_dump",
         "POST /healthcheck/fail",
         "GET /v1/models",
+        f"POST {LIVE}",
+        f"GET {LIVE}/../config_dump",
     ]:
         with case(request_line=request_line):
             status, page = await ask(port, request_line)
@@ -84,3 +102,4 @@ async def test_without_a_port_there_is_no_such_listener(tmp_path: Path) -> None:
     gateway = Gateway(gateway_settings(port=1), (NOWHERE,), NOWHERE, f"unix:{tmp_path}/admin.sock", tmp_path)
     config = render(gateway, tmp_path / "transcoded.pb")
     assert PATH not in config
+    assert '"metrics"' not in config

@@ -33,7 +33,7 @@ def test_without_certificates_everything_is_plain(tmp_path: Path) -> None:
 def test_unix_sockets_stay_plain_and_do_not_mix_with_what_is_not(tmp_path: Path) -> None:
     assert service_transport(tmp_path, SERVICE, ("unix:/t",)) is None
     assert service_transport(tmp_path, SERVICE, ("text:1", "10.0.0.1:1"))
-    tls = TlsSettings(None, SERVICE)
+    tls = TlsSettings(service_authority=SERVICE.authority, service_certificate=PAIR.certificate, service_key=PAIR.key)
     with pytest.raises(ValueError, match="Unix sockets, which stay plain"):
         Gateway(gateway_settings(), ("unix:/t", "10.0.0.1:1"), NOWHERE, "unix:/a", tmp_path, tls=tls)
 
@@ -64,7 +64,7 @@ def stream(address: str) -> list[Any]:
 async def test_commands_of_this_user_come_in_by_a_socket(socket_folder: Path, tmp_path: Path) -> None:
     made = CA().issue_cert("localhost")
     made.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
-    tls = TlsSettings(KeyPair(tmp_path / "both.pem", tmp_path / "both.pem"), None)
+    tls = TlsSettings(edge_certificate=tmp_path / "both.pem", edge_key=tmp_path / "both.pem")
     folder = socket_folder / "local"
     folder.mkdir()
     upstream, text, local = Upstream(), f"unix:{folder / 't'}", f"unix:{folder / 'g'}"

@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -91,6 +94,18 @@ class Upstream:
         if self.server:
             await self.server.stop(0)
             self.server = None
+
+
+@asynccontextmanager
+async def text_upstream(prefix: str) -> AsyncIterator[tuple[Path, Upstream, str]]:
+    """Runs an upstream on a socket in a folder of its own; yields the folder, the upstream and its address."""
+    upstream = Upstream()
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        await upstream.start(address := f"unix:{name}/text.sock")
+        try:
+            yield Path(name), upstream, address
+        finally:
+            await upstream.stop()
 
 
 @dataclass

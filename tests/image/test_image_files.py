@@ -51,7 +51,7 @@ async def test_no_other_name_is_looked_for(tmp_path_factory: pytest.TempPathFact
                     await files.read(name)
 
 
-async def test_what_has_expired_is_not_served_and_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_entries_are_not_served_and_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = tmp_path / "stranger.png"
     stranger.write_bytes(b"not ours")
     async with kept(tmp_path) as files:
@@ -86,7 +86,7 @@ async def test_a_full_folder_takes_no_more_until_something_has_expired(
                 await asyncio.sleep(0.01)
 
 
-async def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_unusable_folder_is_reported_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Internal, match="ALLM_IMAGE_FOLDER"):
         await ImageFiles(tmp_path / "file", 1000, PUBLIC).start()

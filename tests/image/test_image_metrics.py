@@ -9,11 +9,11 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from services.image.engine.messages import Accepted, Counters, Finished, Generate, Picture, Stepped
+from services.image.engine.messages import Accepted, Counters, Finished, Picture, Stepped
 from services.image.loaded import LoadedPipeline
 from services.settings.settings import load_settings
 from services.worker.messages import Phase
-from tests.image.engine.scripted_images import READY
+from tests.image.engine.scripted_images import READY, asked
 from tests.puppet_worker import PuppetWorker
 
 MODEL = "measured-pictures"
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 
 
 @asynccontextmanager
-async def drawing(worker: Any) -> AsyncIterator[LoadedPipeline]:
+async def loaded(worker: Any) -> AsyncIterator[LoadedPipeline]:
     model = LoadedPipeline(MODEL, worker, READY, load_settings({}).image)
     async with asyncio.timeout(PATIENCE_SECONDS):
         try:
@@ -34,16 +34,10 @@ def value(name: str) -> float:
     return REGISTRY.get_sample_value(f"allm_{name}", {"model": MODEL}) or 0.0
 
 
-def asked(number: int) -> Generate:
-    return Generate(
-        request=number, client="me", prompt="x", width=64, height=64, count=2, seed=1, steps=2, guidance=1.0
-    )
-
-
 async def test_steps_pictures_and_waiting_are_counted_and_signs_of_life_are_none() -> None:
     worker = PuppetWorker()
-    async with drawing(worker) as model:
-        with model.draw(asked) as request:
+    async with loaded(worker) as model:
+        with model.generate(asked(count=2)) as request:
             assert (value("requests_running"), value("requests_waiting")) == (0, 1)
             worker.say(Accepted(1, 3))
             worker.say(Stepped(Counters(1, 1, 0, 2), [Phase(1, "steps", request.started + 9.0)]))

@@ -25,8 +25,8 @@ from PIL import Image
 
 from services.models.registry import EngineRegistry
 from services.rest.openai.body import json_body
-from tests.image.drawing import PATIENCE_SECONDS, stored
 from tests.image.engine.tiny_pipelines import SIDE, saved
+from tests.image.image_core import PATIENCE_SECONDS, stored
 from tests.provision.catalog_script import ScriptedCatalog
 
 # A worker needs some ten seconds to import torch and diffusers.
@@ -109,7 +109,7 @@ async def test_it_is_healthy_and_says_so_of_its_typed_service(service: Service) 
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_what_the_catalog_wants_is_provided_reported_and_served(service: Service) -> None:
+async def test_desired_models_are_provided_reported_and_served(service: Service) -> None:
     await until(lambda: service.state and service.state.state == model_pb2.MODEL_STATE_READY)
     request = image_service_pb2.GenerateImageRequest(config=config(), prompt="a red circle")
     reply = await service.stub.GenerateImage(request, timeout=PATIENCE_SECONDS)
@@ -133,7 +133,7 @@ async def test_a_url_leads_to_the_picture(service: Service) -> None:
     assert Image.open(io.BytesIO(b"".join(piece.data for piece in pieces))).size == (SIDE, SIDE)
 
 
-async def test_an_unknown_model_is_told_by_name(service: Service) -> None:
+async def test_unknown_model_is_reported_by_name(service: Service) -> None:
     wrong = image_pb2.ImageConfig(model="nobody")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.GenerateImage(

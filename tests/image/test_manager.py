@@ -15,8 +15,8 @@ from services.image.engine.runtime import Runtime
 from services.image.manager import WORKER_MODULE
 from services.models.registry import RUNTIMES as PROMISED
 from services.models.registry import EngineRegistry
-from tests.image.drawing import stored
 from tests.image.engine.tiny_pipelines import saved
+from tests.image.image_core import stored
 from tests.late import late
 
 diffusers = late("diffusers")

@@ -11,7 +11,7 @@ import pytest
 from services.errors import ModelInvalid
 from services.models.artifacts import MAX_DOCUMENT_BYTES, SHIPPED, allowed, check_publishers, load_supported
 from services.models.hub.source import HubSource
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.settings import load_settings
 from tests.case import case
 
@@ -36,7 +36,7 @@ def refusal(path: Path) -> str:
     return caught.value.message
 
 
-def test_what_the_file_says_of_a_model(tmp_path: Path) -> None:
+def test_entries_of_a_model_in_the_file(tmp_path: Path) -> None:
     exact = CACHE | {"revision": "v1", "file": "q4/m.gguf"}
     found = load_supported(written(tmp_path, CACHE, exact))
     first, second = found.artifacts_of("org/m")
@@ -56,7 +56,7 @@ def test_the_file_that_comes_along_is_right_and_names_only_official_publishers()
         assert all(allowed(known.source.repository, publishers) for known in found.artifacts_of(source))
 
 
-def test_what_cannot_be_is_refused_and_the_place_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_impossible_value_is_refused_with_its_position(tmp_path_factory: pytest.TempPathFactory) -> None:
     for artifact, words in [
         (CACHE | {"format": "pickle"}, "Invalid enum value 'pickle'"),
         (CACHE | {"devices": []}, "length >= 1"),
@@ -65,11 +65,11 @@ def test_what_cannot_be_is_refused_and_the_place_is_named(tmp_path_factory: pyte
         (CACHE | {"runtime": 5}, "Expected `str`"),
         (CACHE | {"unknown": 1}, "unknown field `unknown`"),
         ({"repository": "nvidia/m"}, "missing required field `format`"),
-        (CACHE | {"repository": "nvidia"}, "does not have the shape"),
-        (CACHE | {"repository": "nvidia/../m"}, "does not have the shape"),
-        (CACHE | {"repository": "nvidia/m@v1"}, "does not have the shape"),
-        (CACHE | {"repository": "nvidia/m", "revision": "a#b"}, "does not have the shape"),
-        (CACHE | {"file": "a%2e.gguf"}, "does not have the shape"),
+        (CACHE | {"repository": "nvidia"}, "does not have the shape hf://"),
+        (CACHE | {"repository": "nvidia/../m"}, "does not have the shape hf://"),
+        (CACHE | {"repository": "nvidia/m@v1"}, "does not have the shape hf://"),
+        (CACHE | {"repository": "nvidia/m", "revision": "a#b"}, "does not have the shape hf://"),
+        (CACHE | {"file": "a%2e.gguf"}, "does not have the shape hf://"),
     ]:
         with case(artifact=artifact, words=words):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -86,9 +86,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refusal(path)
     path.write_bytes(b" " * (MAX_DOCUMENT_BYTES + 1))
     assert "is larger than" in refusal(path)
-    assert "does not have the shape" in refusal(written(tmp_path, source="no-organisation"))
+    assert "does not have the shape hf://" in refusal(written(tmp_path, source="no-organisation"))
     path.write_text(json.dumps({"models": [{"source": "a/b"}, {"source": "a/b"}]}))
-    assert "'a/b' is there twice" in refusal(path)
+    assert "'a/b' appears twice" in refusal(path)
 
 
 def test_the_allow_list_is_taken_to_the_letter() -> None:

@@ -36,7 +36,7 @@ def test_everything_comes_back_as_it_was() -> None:
     assert read_figures(figures_message(WHOLE)) == WHOLE
 
 
-def test_what_is_not_measured_stays_absent() -> None:
+def test_unmeasured_values_stay_absent() -> None:
     """A measured 0 differs from no measurement."""
     little = Figures(began=1, uptime=0.0)
     assert read_figures(figures_message(little)) == little

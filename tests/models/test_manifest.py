@@ -90,7 +90,7 @@ def test_the_primary_file_is_one_of_them() -> None:
 
 def test_a_hash_that_is_none() -> None:
     for sha256 in ["ab", "AB" * 32, "xy" * 32, "ab" * 33, "ab" * 32 + "\n", " " * 64]:
-        with case(sha256=sha256), pytest.raises(ModelInvalid, match="is no SHA-256"):
+        with case(sha256=sha256), pytest.raises(ModelInvalid, match="is not a SHA-256"):
             Manifest(files=(dataclasses.replace(A, sha256=sha256),)).check()
 
 
@@ -99,7 +99,7 @@ def test_a_size_below_nothing() -> None:
         Manifest(files=(dataclasses.replace(A, size=-1),)).check()
 
 
-def test_the_digest_is_of_the_files_whatever_their_order() -> None:
+def test_digest_does_not_depend_on_file_order() -> None:
     assert Manifest(files=(A, B)).digest == Manifest(files=(B, A)).digest
 
 

@@ -89,7 +89,7 @@ def test_the_descriptor_names_the_files_where_they_are(store: ModelStore) -> Non
 
 
 @pytest.mark.parametrize("problem", [ModelInvalid("cut off"), Unsupported("needs a GPU"), ModelNotReady("12 %")])
-def test_what_cannot_be_served_says_why_each_time(store: ModelStore, problem: Exception) -> None:
+def test_unservable_model_gives_the_reason_each_time(store: ModelStore, problem: Exception) -> None:
     store.put(broken(desired("a"), problem))
     for _ in range(2):
         with pytest.raises(type(problem), match=str(problem)) as caught:
@@ -98,7 +98,7 @@ def test_what_cannot_be_served_says_why_each_time(store: ModelStore, problem: Ex
 
 
 @pytest.mark.parametrize("problem", [ModelInvalid("cut off"), Unsupported("needs a GPU"), ModelNotReady("12 %")])
-def test_what_another_replica_has_is_asked_for_there(store: ModelStore, problem: Exception) -> None:
+def test_image_of_another_replica_is_fetched_there(store: ModelStore, problem: Exception) -> None:
     store.put(broken(desired("a", ready_on=("me", "other")), problem))
     with pytest.raises(ModelNotReady, match=str(problem)):  # UNAVAILABLE: the gateway tries the others
         store.serveable(store.get("a"))

@@ -39,7 +39,7 @@ SEE_OR_HEAR = {"vision_config", "audio_config", "text_config"}
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, object]:
+def reported() -> dict[str, object]:
     if not PYTHON.exists():
         pytest.skip("make vllm has not been run")
     done = subprocess.run(
@@ -50,22 +50,22 @@ def told() -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_the_decoders_are_those_of_the_installed_vllm(told: dict[str, dict[str, list[str]]]) -> None:
-    whole = {kind for kind, parts in told["parts"].items() if not SEE_OR_HEAR & set(parts)}
+def test_the_decoders_are_those_of_the_installed_vllm(reported: dict[str, dict[str, list[str]]]) -> None:
+    whole = {kind for kind, parts in reported["parts"].items() if not SEE_OR_HEAR & set(parts)}
     assert whole == VLLM_DECODERS
 
 
 @pytest.mark.slow
-def test_those_for_cpus_can_at_least_be_imported_without_a_gpu(told: dict[str, dict[str, str]]) -> None:
-    assert {kind: why for kind, why in told["absent"].items() if kind in VLLM_CPU_DECODERS} == {}
+def test_those_for_cpus_can_at_least_be_imported_without_a_gpu(reported: dict[str, dict[str, str]]) -> None:
+    assert {kind: why for kind, why in reported["absent"].items() if kind in VLLM_CPU_DECODERS} == {}
 
 
 @pytest.mark.slow
-def test_it_has_every_method_of_the_quantised_weights(told: dict[str, list[str]]) -> None:
-    assert {each.partition(":")[2] for each in VLLM_QUANTIZATIONS} <= set(told["methods"])
+def test_it_has_every_method_of_the_quantised_weights(reported: dict[str, list[str]]) -> None:
+    assert {each.partition(":")[2] for each in VLLM_QUANTIZATIONS} <= set(reported["methods"])
 
 
-def test_what_is_quantised_is_of_architectures_that_it_has() -> None:
+def test_quantised_architectures_are_supported_ones() -> None:
     assert {each.partition(":")[0] for each in VLLM_QUANTIZATIONS} <= VLLM_DECODERS
     assert VLLM_CPU_QUANTIZATIONS < VLLM_QUANTIZATIONS
     assert VLLM_CPU_DECODERS < VLLM_DECODERS

@@ -44,8 +44,8 @@ def fires(scenario: Scenario) -> dict[str, Any]:
 
 def run(tmp_path: Path, tests: list[dict[str, Any]]) -> None:
     file = tmp_path / "tests.yaml"
-    told = {"rule_files": [str(ROOT / RULES)], "evaluation_interval": "1m", "tests": tests}
-    file.write_text(yaml.safe_dump(told))
+    reported = {"rule_files": [str(ROOT / RULES)], "evaluation_interval": "1m", "tests": tests}
+    file.write_text(yaml.safe_dump(reported))
     promtool("test", "rules", str(file))
 
 
@@ -62,5 +62,5 @@ def test_it_fires_and_says_what_is_wrong(scenario: Scenario, tmp_path: Path) -> 
     run(tmp_path, [unit_test(scenario.firing, scenario.at, scenario.alert, [fires(scenario)])])
 
 
-def test_what_is_close_to_it_does_not_fire(tmp_path: Path) -> None:
+def test_similar_situations_do_not_fire_the_alert(tmp_path: Path) -> None:
     run(tmp_path, [unit_test(scenario.quiet, scenario.at, scenario.alert, []) for scenario in SCENARIOS])

@@ -21,7 +21,7 @@ def written(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest))
 
 
-def told(progress: Progress) -> None:
+def print_progress(progress: Progress) -> None:
     """Prints the progress as a line."""
     print(progress.stage, progress.done, progress.total, flush=True)
 
@@ -29,4 +29,7 @@ def told(progress: Progress) -> None:
 if __name__ == "__main__":
     fields = json.loads(sys.argv[2])
     files = tuple(ManifestFile(**file) for file in fields.pop("files"))
-    print(asyncio.run(fetch(ModelCache(Path(sys.argv[1])), "m", Manifest(files=files, **fields), told)), flush=True)
+    print(
+        asyncio.run(fetch(ModelCache(Path(sys.argv[1])), "m", Manifest(files=files, **fields), print_progress)),
+        flush=True,
+    )

@@ -22,9 +22,8 @@ from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
 from services.models.manifest import Manifest, ManifestFile
 from services.provision import fetch as module
-from services.provision.fetch import FetchProblem, Progress, fetch
+from services.provision.fetch import FetchProblem, Meter, Progress, fetch
 from services.provision.model_cache import ModelCache
-from services.provision.progress import Meter
 from tests.loopback_hub import LoopbackHub
 from tests.provision.fetching_child import written
 
@@ -45,14 +44,14 @@ class Model:
         self.hub = hub
         self.manifest = manifest
         self.model_cache = model_cache
-        self.place = model_cache.place("m", manifest)
+        self.place = model_cache.model_folder("m", manifest)
         self.staging = model_cache.staging("m", manifest)
-        self.told: list[Progress] = []
+        self.reports: list[Progress] = []
         self.here = threading.get_ident()
 
     def tell(self, progress: Progress) -> None:
         assert threading.get_ident() == self.here
-        self.told.append(progress)
+        self.reports.append(progress)
 
     async def fetch(self) -> Path:
         async with asyncio.timeout(DEADLINE):
@@ -121,25 +120,25 @@ async def test_a_model_comes_whole_and_is_not_fetched_again(model: Model) -> Non
 
 async def test_progress_counts_all_bytes_of_both_stages(model: Model) -> None:
     await model.fetch()
-    assert model.told[0].stage == "downloading"
-    assert {progress.total for progress in model.told} == {TOTAL}
-    assert all(0 <= progress.done <= TOTAL for progress in model.told)
-    assert model.told[-1] == Progress("verifying", TOTAL, TOTAL)
-    stages = [progress.stage for progress in model.told]
+    assert model.reports[0].stage == "downloading"
+    assert {progress.total for progress in model.reports} == {TOTAL}
+    assert all(0 <= progress.done <= TOTAL for progress in model.reports)
+    assert model.reports[-1] == Progress("verifying", TOTAL, TOTAL)
+    stages = [progress.stage for progress in model.reports]
     assert stages == sorted(stages), "first all of one, then all of the other"
 
 
-def test_progress_is_told_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("services.provision.progress.time.monotonic", lambda: clock[0])
-    told: list[Progress] = []
-    meter = Meter(1000, told.append)
+    monkeypatch.setattr("services.provision.fetch.time.monotonic", lambda: clock[0])
+    messages: list[Progress] = []
+    meter = Meter(1000, messages.append)
     for done in range(1000):
         meter.downloaded("a", done)
         clock[0] += 0.01
-    assert 40 < len(told) <= 51
+    assert 40 < len(messages) <= 51
     meter.downloaded("a", 1000)
-    assert told[-1] == Progress("verifying", 0, 1000), "the end of a stage is told at once"
+    assert messages[-1] == Progress("verifying", 0, 1000), "the end of a stage is told at once"
 
 
 async def test_nothing_is_visible_before_everything_is_there(model: Model) -> None:
@@ -180,7 +179,7 @@ async def test_local_files_are_only_looked_at(model: Model, tmp_path: Path) -> N
     model.manifest = Manifest(files=files, folder=str(tmp_path / "there"))
     assert await model.fetch() == tmp_path / "there"
     (tmp_path / "there" / "config.json").write_text("{}")
-    with pytest.raises(FetchProblem, match=r"config\.json has 2 bytes, expected are 8") as raised:
+    with pytest.raises(FetchProblem, match=r"config\.json has 2 bytes, expected 8") as raised:
         await model.fetch()
     assert raised.value.permanent
     assert not model.hub.requests
@@ -209,7 +208,7 @@ async def test_a_file_that_comes_damaged_twice_is_named_with_both_hashes(model: 
     problem = await model.problem()
     expected = next(file.sha256 for file in model.manifest.files if file.path == LARGE)
     assert problem.permanent
-    assert re.search(rf"deep/model-1\.safetensors has SHA-256 [0-9a-f]{{64}}, expected is {expected}", problem.message)
+    assert re.search(rf"deep/model-1\.safetensors has SHA-256 [0-9a-f]{{64}}, expected {expected}", problem.message)
     assert model.ranges() == ["", ""]
     assert not (model.staging / LARGE).exists()
     model.hub.heal()
@@ -223,15 +222,15 @@ async def test_a_file_of_another_size_is_named_with_both_sizes(model: Model) -> 
     ]
     model.manifest = Manifest(files=tuple(files), repository="org/model", revision=model.manifest.revision)
     model.place, model.staging = (
-        model.model_cache.place("m", model.manifest),
+        model.model_cache.model_folder("m", model.manifest),
         model.model_cache.staging("m", model.manifest),
     )
     problem = await model.problem()
     assert problem.permanent
-    assert "has 1500000 bytes, expected are 1500007" in problem.message
+    assert "has 1500000 bytes, expected 1500007" in problem.message
 
 
-async def test_what_an_earlier_attempt_left_is_not_trusted(model: Model) -> None:
+async def test_files_of_an_earlier_attempt_are_not_trusted(model: Model) -> None:
     (model.staging / "deep").mkdir(parents=True)
     (model.staging / LARGE).write_bytes(bytes(1_000_000))
     (model.staging / SECOND).write_bytes(CONTENT[SECOND])
@@ -241,7 +240,7 @@ async def test_what_an_earlier_attempt_left_is_not_trusted(model: Model) -> None
     assert model.ranges(SECOND) == []
 
 
-async def test_what_does_not_belong_to_the_model_is_not_published(model: Model, tmp_path: Path) -> None:
+async def test_foreign_files_are_not_published(model: Model, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").touch()
@@ -256,7 +255,7 @@ async def test_what_does_not_belong_to_the_model_is_not_published(model: Model, 
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
-async def test_what_the_hub_does_not_give_away_is_a_lasting_problem(model: Model, code: int) -> None:
+async def test_access_denied_by_the_hub_is_a_permanent_problem(model: Model, code: int) -> None:
     model.hub.status(LARGE, code, times=-1)
     problem = await model.problem()
     assert problem.permanent
@@ -304,7 +303,7 @@ async def test_a_model_that_does_not_fit_is_refused_before_anything_is_fetched(m
     assert not model.hub.requests
 
 
-async def test_what_is_there_already_needs_no_space(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_existing_files_need_no_space(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     (model.staging / "deep").mkdir(parents=True)
     (model.staging / LARGE).write_bytes(CONTENT[LARGE][:1_000_000])
     monkeypatch.setattr(module, "MARGIN", 1 << 60)
@@ -326,7 +325,7 @@ async def test_a_disk_that_fails_meanwhile_is_a_passing_problem(
     assert problem.message == f"{model.staging / LARGE} cannot be written: {os.strerror(code)}"
 
 
-async def test_a_shelf_that_cannot_be_made_is_a_passing_problem(model: Model) -> None:
+async def test_cache_folder_that_cannot_be_created_is_a_temporary_problem(model: Model) -> None:
     model.model_cache.folder.write_text("no folder")
     with pytest.raises(FetchProblem, match="cannot be written") as raised:
         await model.fetch()
@@ -349,7 +348,7 @@ async def test_published_files_that_were_damaged_are_fetched_again_and_only_thos
 
 
 @pytest.mark.parametrize("path", ["../escaped", "/escaped", "deep/../../../escaped", "a/./b", "c:\\x", ""])
-async def test_a_manifest_cannot_lead_out_of_the_shelf(model: Model, tmp_path: Path, path: str) -> None:
+async def test_manifest_cannot_lead_out_of_the_cache(model: Model, tmp_path: Path, path: str) -> None:
     files = (*model.manifest.files, ManifestFile(path=path, size=8))
     model.manifest = Manifest(files=files, repository="org/model", revision=model.manifest.revision)
     problem = await model.problem()
@@ -395,7 +394,7 @@ async def test_a_fetch_that_waits_for_another_can_be_cancelled(model: Model) -> 
     lock = model.model_cache.fetch_lock("m", model.manifest)
     assert lock.take()
     task = asyncio.create_task(model.fetch())
-    await until(lambda: model.told)
+    await until(lambda: model.reports)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -444,7 +443,7 @@ async def test_two_replicas_on_one_volume_download_once(model: Model) -> None:
         await until(gate.reached.is_set)
         task = asyncio.create_task(model.fetch())
         reached = TOTAL - len(CONTENT[LARGE]) + 1_000_000
-        await until(lambda: Progress("downloading", reached, TOTAL, waits=True) in model.told)
+        await until(lambda: Progress("downloading", reached, TOTAL, waits=True) in model.reports)
         gate.open()
         model.check(await task)
         output, _ = await asyncio.to_thread(child.communicate)
@@ -459,7 +458,7 @@ async def test_when_the_replica_that_fetches_is_killed_the_one_that_waits_goes_o
         await until(gate.reached.is_set)
         await until(lambda: (model.staging / LARGE).stat().st_size == 1_000_000)
         task = asyncio.create_task(model.fetch())
-        await until(lambda: model.told)
+        await until(lambda: model.reports)
         child.kill()
         child.wait()
         gate.open()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.models.descriptor import Modality
-from services.provision.figure_reader import FigureReader
+from services.provision.figure_reader import FigureReader, buckets, total
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.snapshot import Snapshot
+from services.residency.memory.readings import Snapshot
 from services.telemetry import metrics
 from services.telemetry.figures import DeviceFigures
 from services.telemetry.model_events import ModelEvents
@@ -43,7 +44,7 @@ def reader(events: ModelEvents, folder: Path, modality: Modality = "text") -> Fi
     return FigureReader(modality, lambda: SEEN, 0.8, events, boot)
 
 
-def test_what_was_not_measured_is_not_there(events: ModelEvents, tmp_path: Path) -> None:
+def test_unmeasured_figures_are_absent(events: ModelEvents, tmp_path: Path) -> None:
     found = reader(events, tmp_path).read()
     assert (found.running, found.waiting, found.counters, found.times, found.events) == (0, 0, {}, {}, ())
 
@@ -93,9 +94,34 @@ def test_without_a_boot_id_the_host_has_its_name(events: ModelEvents, tmp_path: 
 def test_time_and_events_go_on(events: ModelEvents, tmp_path: Path) -> None:
     here = reader(events, tmp_path)
     first = here.read()
-    events.tell("loaded", MODEL)
+    events.record("loaded", MODEL)
     second = here.read()
     assert second.began == first.began
     assert second.uptime >= first.uptime >= 0
     assert [(number, event.model) for number, event in second.events] == [(1, MODEL)]
     assert here.read(after=1).events == ()
+
+
+def test_totals() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("c", "A counter.", ("model",), registry=registry)
+    gauge = Gauge("g", "A gauge.", ("model",), registry=registry)
+    assert total(counter) is None, "there is nothing yet, which is not 0"
+    counter.labels("a")
+    assert total(counter) == 0
+    counter.labels("a").inc(2)
+    counter.labels("b").inc(0.5)
+    gauge.labels("a").set(3)
+    gauge.labels("b").set(4)
+    assert (total(counter), total(gauge)) == (pytest.approx(2.5), 7)
+
+
+def test_buckets_are_not_cumulative_and_the_last_has_no_end() -> None:
+    times = Histogram("h", "Times.", ("model", "error"), buckets=(0.1, 1), registry=CollectorRegistry())
+    assert buckets(times) is None
+    for model, error, value in (("a", "", 0.05), ("a", "", 0.5), ("b", "", 0.5), ("b", "", 9), ("a", "TIMEOUT", 9)):
+        times.labels(model, error).observe(value)
+    assert buckets(times) == ((0.1, 1.0), (1, 2, 2))
+    assert buckets(times, error="") == ((0.1, 1.0), (1, 2, 1))
+    assert buckets(times, error="", model="a") == ((0.1, 1.0), (1, 1, 0))
+    assert buckets(times, error="INTERNAL") is None

@@ -52,17 +52,17 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_every_id_has_a_place_of_its_own_on_the_shelf(model_cache: ModelCache) -> None:
+def test_every_id_has_its_own_folder_in_the_cache(model_cache: ModelCache) -> None:
     for model_id in HOSTILE:
         with case(model_id=model_id):
-            for place in (model_cache.place(model_id, MANIFEST), model_cache.staging(model_id, MANIFEST)):
+            for place in (model_cache.model_folder(model_id, MANIFEST), model_cache.staging(model_id, MANIFEST)):
                 assert Path(os.path.normpath(place)).is_relative_to(model_cache.folder)
                 assert len(place.relative_to(model_cache.folder).parts) == 2, "all of an id is one name"
                 assert max(len(os.fsencode(part)) for part in place.parts) <= 200
                 place.mkdir(parents=True)
                 assert place.resolve().is_relative_to(model_cache.folder.resolve())
             model_cache.hold(model_id, MANIFEST).release()
-            assert not model_cache.place(model_id, MANIFEST).parent.name.startswith(".")
+            assert not model_cache.model_folder(model_id, MANIFEST).parent.name.startswith(".")
             assert {path.name for path in model_cache.folder.parent.iterdir()} == {"models"}
 
 
@@ -77,18 +77,18 @@ def test_names_can_be_read() -> None:
 
 
 def test_generations_lie_side_by_side(model_cache: ModelCache) -> None:
-    assert model_cache.place("m", MANIFEST) == model_cache.folder / "m" / MANIFEST.digest[:16]
-    assert model_cache.place("m", MANIFEST) != model_cache.place("m", NEWER)
-    assert model_cache.place("m", MANIFEST).parent == model_cache.place("m", NEWER).parent
+    assert model_cache.model_folder("m", MANIFEST) == model_cache.folder / "m" / MANIFEST.digest[:16]
+    assert model_cache.model_folder("m", MANIFEST) != model_cache.model_folder("m", NEWER)
+    assert model_cache.model_folder("m", MANIFEST).parent == model_cache.model_folder("m", NEWER).parent
 
 
 def test_local_models_stay_where_they_are(model_cache: ModelCache, tmp_path: Path) -> None:
     local = Manifest(files=MANIFEST.files, folder=str(put(tmp_path / "mine")))
-    assert model_cache.place("m", local) == tmp_path / "mine"
+    assert model_cache.model_folder("m", local) == tmp_path / "mine"
     with model_cache.hold("m", local):
         assert model_cache.discard("m", local) is False
     assert model_cache.discard("m", local) is False
-    assert model_cache.whole(local, tmp_path / "mine") == []
+    assert model_cache.find_problems(local, tmp_path / "mine") == []
     assert not model_cache.folder.exists(), "and leave no trace"
 
 
@@ -98,31 +98,31 @@ def test_local_models_stay_where_they_are(model_cache: ModelCache, tmp_path: Pat
 def test_a_whole_folder_has_no_problems(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     seen: list[int] = []
-    assert model_cache.whole(MANIFEST, folder) == []
+    assert model_cache.find_problems(MANIFEST, folder) == []
     assert model_cache.verify(MANIFEST, folder, seen.append, threading.Event()) == []
     assert seen[-1] == MANIFEST.size
     assert seen == sorted(seen)
 
 
-def test_what_is_missing_or_has_another_size_is_named_with_both(model_cache: ModelCache, tmp_path: Path) -> None:
+def test_missing_or_resized_files_are_named_with_both_sizes(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     (folder / "config.json").unlink()
     (folder / "deep/weights.gguf").write_bytes(b"short")
     expected = [
         f"{folder}/config.json is missing",
-        f"{folder}/deep/weights.gguf has 5 bytes, expected are 7000",
+        f"{folder}/deep/weights.gguf has 5 bytes, expected 7000",
     ]
-    assert model_cache.whole(MANIFEST, folder) == expected
+    assert model_cache.find_problems(MANIFEST, folder) == expected
     assert checked(model_cache, MANIFEST, folder) == expected
-    assert len(model_cache.whole(MANIFEST, tmp_path / "nowhere")) == 2
+    assert len(model_cache.find_problems(MANIFEST, tmp_path / "nowhere")) == 2
 
 
 def test_a_file_that_is_a_folder_or_lies_below_a_file_is_named(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = tmp_path / "it"
     (folder / "config.json").mkdir(parents=True)
     (folder / "deep").touch()
-    assert model_cache.whole(MANIFEST, folder) == [
-        f"{folder}/config.json is no file",
+    assert model_cache.find_problems(MANIFEST, folder) == [
+        f"{folder}/config.json is not a file",
         f"{folder}/deep/weights.gguf is missing",
     ]
 
@@ -130,10 +130,10 @@ def test_a_file_that_is_a_folder_or_lies_below_a_file_is_named(model_cache: Mode
 def test_another_content_of_the_same_size_is_found_by_its_hash(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     (folder / "config.json").write_bytes(b"[]")
-    assert model_cache.whole(MANIFEST, folder) == [], "which is quick and reads nothing"
+    assert model_cache.find_problems(MANIFEST, folder) == [], "which is quick and reads nothing"
     real = hashlib.sha256(b"[]").hexdigest()
     assert checked(model_cache, MANIFEST, folder) == [
-        f"{folder}/config.json has SHA-256 {real}, expected is {HASHES['config.json']}"
+        f"{folder}/config.json has SHA-256 {real}, expected {HASHES['config.json']}"
     ]
 
 
@@ -141,17 +141,17 @@ def test_a_link_is_a_file_only_in_a_local_model(model_cache: ModelCache, tmp_pat
     folder = put(tmp_path / "it")
     (folder / "config.json").rename(tmp_path / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "config.json")
-    assert model_cache.whole(MANIFEST, folder) == [f"{folder}/config.json is no file"]
-    assert checked(model_cache, MANIFEST, folder) == [f"{folder}/config.json is no file"]
+    assert model_cache.find_problems(MANIFEST, folder) == [f"{folder}/config.json is not a file"]
+    assert checked(model_cache, MANIFEST, folder) == [f"{folder}/config.json is not a file"]
     local = Manifest(files=MANIFEST.files, folder=str(folder))
-    assert model_cache.whole(local, folder) == checked(model_cache, local, folder) == []
+    assert model_cache.find_problems(local, folder) == checked(model_cache, local, folder) == []
 
 
 def test_nothing_outside_of_the_folder_is_looked_at(model_cache: ModelCache, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"12")
     lying = Manifest(files=(ManifestFile(path="../secret", size=1),), repository="org/model", revision="a" * 40)
     with pytest.raises(ModelInvalid, match="leaves the model's folder"):
-        model_cache.whole(lying, tmp_path / "it")
+        model_cache.find_problems(lying, tmp_path / "it")
     with pytest.raises(ModelInvalid, match="leaves the model's folder"):
         checked(model_cache, lying, tmp_path / "it")
 
@@ -189,43 +189,43 @@ def holder(model_cache: ModelCache) -> Iterator[subprocess.Popen[str]]:
         child.kill()
 
 
-def test_what_nobody_holds_is_removed_with_what_was_fetched_of_it(model_cache: ModelCache) -> None:
-    place, staging = put(model_cache.place("m", MANIFEST)), put(model_cache.staging("m", MANIFEST))
-    other = put(model_cache.place("m", NEWER))
+def test_unheld_model_is_removed_with_its_partial_download(model_cache: ModelCache) -> None:
+    place, staging = put(model_cache.model_folder("m", MANIFEST)), put(model_cache.staging("m", MANIFEST))
+    other = put(model_cache.model_folder("m", NEWER))
     assert model_cache.discard("m", MANIFEST) is True
     assert not place.exists()
     assert not staging.exists()
-    assert model_cache.whole(NEWER, other) == [], "another generation stays"
+    assert model_cache.find_problems(NEWER, other) == [], "another generation stays"
     assert list((model_cache.folder / ".discarded").iterdir()) == []
     assert model_cache.discard("m", NEWER) is True
     assert not other.parent.exists()
     assert model_cache.discard("m", NEWER) is True, "nothing of it is there"
 
 
-def test_what_another_process_holds_stays_until_it_is_killed(
+def test_files_held_by_another_process_stay_until_it_is_killed(
     model_cache: ModelCache, holder: subprocess.Popen[str]
 ) -> None:
-    place = put(model_cache.place("m", MANIFEST))
+    place = put(model_cache.model_folder("m", MANIFEST))
     assert model_cache.discard("m", MANIFEST) is False
-    assert model_cache.whole(MANIFEST, place) == []
+    assert model_cache.find_problems(MANIFEST, place) == []
     holder.kill()
     holder.wait()
     assert model_cache.discard("m", MANIFEST) is True
     assert not place.exists()
 
 
-def test_what_this_process_holds_stays_until_the_last_hold_is_released(model_cache: ModelCache) -> None:
-    place = put(model_cache.place("m", MANIFEST))
+def test_held_files_stay_until_the_last_hold_is_released(model_cache: ModelCache) -> None:
+    place = put(model_cache.model_folder("m", MANIFEST))
     first = model_cache.hold("m", MANIFEST)
     with model_cache.hold("m", MANIFEST):
         first.release()
         first.release()
         assert model_cache.discard("m", MANIFEST) is False
-    assert model_cache.whole(MANIFEST, place) == []
+    assert model_cache.find_problems(MANIFEST, place) == []
     assert model_cache.discard("m", MANIFEST) is True
 
 
-def test_what_is_being_fetched_stays(model_cache: ModelCache) -> None:
+def test_running_download_stays(model_cache: ModelCache) -> None:
     staging = put(model_cache.staging("m", MANIFEST))
     lock = model_cache.fetch_lock("m", MANIFEST)
     assert lock.take()
@@ -235,14 +235,14 @@ def test_what_is_being_fetched_stays(model_cache: ModelCache) -> None:
     assert model_cache.discard("m", MANIFEST) is True
 
 
-def test_what_a_killed_process_was_deleting_goes_with_the_next(model_cache: ModelCache) -> None:
+def test_deletion_of_a_killed_process_is_completed_by_the_next(model_cache: ModelCache) -> None:
     left = put(model_cache.folder / ".discarded" / "half")
     assert model_cache.discard("m", MANIFEST) is True
     assert not left.exists()
 
 
 def test_the_names_of_ids_do_not_mix_up_their_holds(model_cache: ModelCache) -> None:
-    put(model_cache.place("a/b", MANIFEST))
+    put(model_cache.model_folder("a/b", MANIFEST))
     with model_cache.hold("a", MANIFEST), model_cache.hold("a%2Fb", MANIFEST):
         assert model_cache.discard("a/b", MANIFEST) is True
 

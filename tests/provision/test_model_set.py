@@ -188,7 +188,7 @@ async def test_a_model_that_is_to_be_in_memory_is_loaded_and_loaded_again(
     await service.until_state("loaded")
 
 
-async def test_what_cannot_be_loaded_has_failed_and_every_request_tries_anew(service: Service, tmp_path: Path) -> None:
+async def test_unloadable_model_has_failed_and_every_request_retries(service: Service, tmp_path: Path) -> None:
     service.loader.failure = Internal("no room")
     service.model_set.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
     status = await service.until_state("failed")
@@ -238,9 +238,7 @@ async def test_a_removed_model_is_gone_at_once_and_its_memory_follows(service: S
     service.model_set.remove("m")
 
 
-async def test_a_model_registered_anew_waits_until_the_old_one_of_its_id_has_gone(
-    service: Service, tmp_path: Path
-) -> None:
+async def test_re_registered_model_waits_until_the_old_one_is_removed(service: Service, tmp_path: Path) -> None:
     service.model_set.apply(registration(local_manifest(tmp_path / "a")))
     await service.until_state("ready")
     serving = service.store.serveable(service.store.get("m"))
@@ -255,7 +253,7 @@ async def test_a_model_registered_anew_waits_until_the_old_one_of_its_id_has_gon
     assert service.loader.alive[0].descriptor.primary == tmp_path / "b" / "m.gguf"
 
 
-async def test_what_the_catalog_no_longer_names_is_removed(service: Service, tmp_path: Path) -> None:
+async def test_models_dropped_by_the_catalog_are_removed(service: Service, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         service.model_set.apply(registration(local_manifest(tmp_path / name), model_id=name))
     service.model_set.retain({"b"})
@@ -290,9 +288,7 @@ async def test_a_runtime_that_is_asked_for_and_cannot_leaves_what_serves_alone(
     assert service.status().state == "ready"
 
 
-async def test_who_loads_again_after_unloading_does_not_wait_for_the_next_attempt(
-    service: Service, tmp_path: Path
-) -> None:
+async def test_load_after_unload_does_not_wait_for_the_next_attempt(service: Service, tmp_path: Path) -> None:
     wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
     service.model_set.apply(wanted)
     await service.until_state("loaded")

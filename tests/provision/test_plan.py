@@ -51,7 +51,7 @@ def test_an_official_cache_that_fits_is_used() -> None:
     assert plan.facts.format == "gguf", "what the runtime reads; the model stays registered as safetensors"
 
 
-def test_how_it_is_to_be_run_goes_to_every_way_of_serving_it() -> None:
+def test_engine_settings_reach_every_way_of_serving() -> None:
     engine = EngineSettings(context_tokens=512)
     wanted = dataclasses.replace(registration(OWN, artifacts=(artifact(),)), engine=engine)
     plans = make_plans(wanted, REGISTRY, settings())
@@ -97,7 +97,7 @@ def test_an_operator_who_asks_for_another_runtime_gets_no_cache() -> None:
         make_plans(with_safetensors(artifact(), runtime="torch"), REGISTRY, settings())
 
 
-def test_what_a_model_is_made_of_comes_before_it_and_is_described_with_it() -> None:
+def test_parts_of_a_model_are_fetched_first_and_described_with_it() -> None:
     base = Part(kind="base", source="", manifest=dataclasses.replace(OWN, repository="someone/base"))
     lora = Part(kind="lora", source="hf://nvidia/m", manifest=CACHE, scale=0.5)
     wanted = dataclasses.replace(registration(OWN), parts=(base, lora))

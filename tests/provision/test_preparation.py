@@ -19,8 +19,8 @@ from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry
 from services.models.status import Status
 from services.models.store import ModelStore
+from services.provision import fetch, preparation
 from services.provision import fetch as fetch_module
-from services.provision import preparation, progress
 from services.provision.model_cache import Hold, ModelCache
 from services.provision.model_set import ModelSet
 from services.provision.preparation import Means
@@ -102,7 +102,7 @@ def wanted(manifest: Manifest, generation: int = 1, **more: object) -> DesiredMo
 async def test_a_model_removed_while_it_downloads_stays_removed(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)  # sends the last progress report for certain
+    monkeypatch.setattr(fetch, "INTERVAL", 0.0)  # sends the last progress report for certain
     manifest = on_hub(hub, tmp_path / "a", bytes(2_000_000))
     gate = hub.gate(WEIGHTS, after_bytes=1_000_000)
     service.model_set.apply(wanted(manifest))
@@ -115,7 +115,7 @@ async def test_a_model_removed_while_it_downloads_stays_removed(
     assert list(service.store) == []
 
 
-async def test_removing_a_model_anew_does_not_cut_what_still_runs_on_the_old_one(
+async def test_removing_a_re_registered_model_keeps_running_requests_of_the_old_one(
     service: Service, hub: LoopbackHub, tmp_path: Path
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
@@ -156,7 +156,7 @@ async def test_removing_does_not_cut_what_an_unload_waits_for(service: Service, 
     await service.until(lambda: not service.loader.alive)
 
 
-async def test_a_model_removed_while_hold_is_taken_of_its_files_is_held_by_nobody(
+async def test_model_removed_while_its_files_are_being_held_is_not_held(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
@@ -189,10 +189,10 @@ async def test_the_files_of_a_generation_that_never_served_go_too(
     service.model_set.apply(wanted(third, generation=3))
     await asyncio.to_thread(hub.heal)
     await service.until_serving(3)
-    await service.until(lambda: service.files() == [service.model_cache.place("m", third) / WEIGHTS])
+    await service.until(lambda: service.files() == [service.model_cache.model_folder("m", third) / WEIGHTS])
 
 
-async def test_what_was_replaced_while_no_service_ran_goes_with_the_next_start(
+async def test_generations_replaced_while_stopped_are_removed_at_the_next_start(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
     first, second = on_hub(hub, tmp_path / "a", b"first"), on_hub(hub, tmp_path / "b", b"second")
@@ -203,7 +203,7 @@ async def test_what_was_replaced_while_no_service_ran_goes_with_the_next_start(
     anew = Service(tmp_path / "home")
     anew.model_set.apply(wanted(second, generation=2))
     await anew.until_serving(2)
-    await anew.until(lambda: anew.files() == [anew.model_cache.place("m", second) / WEIGHTS])
+    await anew.until(lambda: anew.files() == [anew.model_cache.model_folder("m", second) / WEIGHTS])
     await anew.model_set.close()
 
 
@@ -255,7 +255,7 @@ async def test_a_load_that_fails_for_another_reason_leaves_the_files_alone(
     assert service.status().reason == "no room"
 
 
-async def test_who_waits_for_another_fetch_says_so(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
+async def test_replica_waiting_for_another_fetch_reports_it(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
     lock = ModelCache(service.model_cache.folder).fetch_lock("m", manifest)
     assert lock.take()

@@ -18,7 +18,7 @@ from services.provision import provision as provision_module
 from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
 from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.snapshot import Snapshot
+from services.residency.memory.readings import Snapshot
 from services.settings.settings import load_settings
 from services.telemetry.figures import Figures
 from services.telemetry.model_events import ModelEvents
@@ -211,7 +211,7 @@ async def test_names_that_are_not_for_this_service(
         await provision.store.find("nothing")
 
 
-async def test_who_leaves_says_so(catalog: ScriptedCatalog, provision: Provision) -> None:
+async def test_leaving_replica_announces_it(catalog: ScriptedCatalog, provision: Provision) -> None:
     await provision.start()
     await until(lambda: catalog.reports)
     await provision.leave()
@@ -221,7 +221,7 @@ async def test_who_leaves_says_so(catalog: ScriptedCatalog, provision: Provision
     assert [report.leaving for report in catalog.reports].count(True) == 1
 
 
-async def test_who_leaves_while_something_changes_leaves_all_the_same(
+async def test_replica_leaves_even_during_a_change(
     catalog: ScriptedCatalog, provision: Provision, manager: Manager
 ) -> None:
     catalog.within = PATIENCE_SECONDS  # the service waits for changes
@@ -233,7 +233,7 @@ async def test_who_leaves_while_something_changes_leaves_all_the_same(
     assert catalog.reports[-1].leaving
 
 
-async def test_what_was_registered_anew_is_told_although_it_is_as_before(
+async def test_re_registration_is_reported_even_if_unchanged(
     catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
 ) -> None:
     """The catalog drops a model's reports when the model is deleted."""
@@ -248,7 +248,7 @@ async def test_what_was_registered_anew_is_told_although_it_is_as_before(
     await until(lambda: states(catalog).get("a") == "ready")
 
 
-async def test_a_watch_that_was_broken_may_have_missed_that_a_model_was_registered_anew(
+async def test_interrupted_watch_may_miss_a_re_registration(
     catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
 ) -> None:
     catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a"))
@@ -309,12 +309,12 @@ async def test_every_report_has_figures_and_each_event_until_it_was_taken(
     await until(lambda: len(catalog.reports) >= 2)
     assert all(report.figures.host.used_bytes == 60 for report in catalog.reports)
     await catalog.stop()
-    events.tell("evicted", "m", "idle")
+    events.record("evicted", "m", "idle")
     seen = len(catalog.reports)
     await catalog.start()
     await until(lambda: len(catalog.reports) >= seen + 3)
-    told = [one for report in catalog.reports for one in report.figures.events]
-    assert [(one.number, one.event.model_id, one.event.reason) for one in told] == [(1, "m", "idle")]
+    reported = [one for report in catalog.reports for one in report.figures.events]
+    assert [(one.number, one.event.model_id, one.event.reason) for one in reported] == [(1, "m", "idle")]
     uptimes = [report.figures.uptime.ToNanoseconds() for report in catalog.reports]
     assert uptimes == sorted(uptimes)
 
@@ -407,7 +407,7 @@ async def test_warm_is_who_has_loaded_what_is_to_be_loaded_at_the_start(
         await warm
 
 
-async def test_who_cannot_load_a_model_is_warm_all_the_same(
+async def test_replica_that_cannot_load_a_model_is_still_warm(
     catalog: ScriptedCatalog, grouped: Provision, loader: Loader, tmp_path: Path
 ) -> None:
     """A broken model would otherwise keep its service from serving all others."""
@@ -418,7 +418,7 @@ async def test_who_cannot_load_a_model_is_warm_all_the_same(
         await grouped.warm()
 
 
-async def test_nobody_is_warm_who_has_not_heard_the_catalog(catalog: ScriptedCatalog, grouped: Provision) -> None:
+async def test_replica_without_the_catalog_is_not_warm(catalog: ScriptedCatalog, grouped: Provision) -> None:
     await catalog.stop()
     warm = asyncio.create_task(grouped.warm())
     await grouped.start()

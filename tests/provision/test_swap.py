@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from services.errors import AllmError, Internal, ModelNotReady
-from services.residency.memory.refusal import NeverFits, NoRoom
+from services.residency.memory.reservation import NeverFits, NoRoom
 from services.residency.slot import Slot
 from tests.provision.desired_models import local_manifest, registration
 from tests.provision.test_model_set import Service
@@ -60,7 +60,7 @@ async def first(service: Service, folder: Path) -> None:
     assert await service.use() == 1
 
 
-async def test_where_both_fit_requests_never_wait(service: Service, tmp_path: Path) -> None:
+async def test_requests_never_wait_if_both_fit(service: Service, tmp_path: Path) -> None:
     await first(service, tmp_path / "a")
     service.loader.gate.clear()
     update(service, tmp_path / "b")
@@ -72,7 +72,7 @@ async def test_where_both_fit_requests_never_wait(service: Service, tmp_path: Pa
     await service.until(lambda: len(service.loader.alive) == 1)
 
 
-async def test_where_both_do_not_fit_the_old_one_ends_first_and_says_so(
+async def test_old_generation_ends_first_with_a_reason_if_both_do_not_fit(
     service: Service, gate: Narrow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await first(service, tmp_path / "a")
@@ -82,9 +82,9 @@ async def test_where_both_do_not_fit_the_old_one_ends_first_and_says_so(
         status = await service.until_state("pending")
         assert "changing to generation 2; the old one is unloaded first" in status.reason
         assert "free: 400 MiB" in status.reason
-        with pytest.raises(ModelNotReady, match="both do not fit") as told:
+        with pytest.raises(ModelNotReady, match="both do not fit") as caught:
             await service.use()
-        assert told.value.retry_after
+        assert caught.value.retry_after
         assert (old.alive, len(service.loader.made)) == (True, 1), "its running request ends in peace"
     status = await service.until_state("loaded")
     assert (status.generation, old.alive, len(gate.inside)) == (2, False, 1)
@@ -148,7 +148,7 @@ async def test_a_model_that_is_removed_meanwhile_is_gone(service: Service, gate:
     assert (service.loader.alive, gate.inside, list(service.store)) == ([], set(), [])
 
 
-async def test_what_is_kept_loaded_is_pinned_until_it_is_not(service: Service, tmp_path: Path) -> None:
+async def test_kept_model_is_pinned_until_it_is_released(service: Service, tmp_path: Path) -> None:
     wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
     service.model_set.apply(wanted)
     status = await service.until_state("loaded")
@@ -166,7 +166,7 @@ async def test_what_is_kept_loaded_is_pinned_until_it_is_not(service: Service, t
 
 
 @pytest.mark.parametrize("name", ["wanted", "m"])
-async def test_what_is_preloaded_is_loaded_once_and_may_go(service: Service, tmp_path: Path, name: str) -> None:
+async def test_preloaded_model_is_loaded_once_and_may_be_evicted(service: Service, tmp_path: Path, name: str) -> None:
     """The model is named by its id or by an alias."""
     named = registration(local_manifest(tmp_path / "a"), name)
     service.model_set.apply(dataclasses.replace(named, aliases=("alias",) if name == "m" else ()))
@@ -200,9 +200,7 @@ async def test_a_model_on_its_way_into_memory_says_so(service: Service, tmp_path
     assert (status.memory.loading, status.memory.requests) == (False, 0)
 
 
-async def test_why_there_was_no_room_is_told_of_a_model_that_is_ready(
-    service: Service, gate: Narrow, tmp_path: Path
-) -> None:
+async def test_ready_model_reports_why_memory_was_refused(service: Service, gate: Narrow, tmp_path: Path) -> None:
     service.model_set.apply(registration(local_manifest(tmp_path / "a"), "large"))
     service.model_set.apply(registration(local_manifest(tmp_path / "b")))
     await service.until_state("ready")

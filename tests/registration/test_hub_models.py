@@ -148,7 +148,7 @@ def test_a_busy_hub_is_waited_for(operator: Operator, hub: LoopbackHub) -> None:
     assert len(hub.asked(WEIGHTS, cdn=True)) >= 2
 
 
-def test_what_the_hub_says_at_registration_reaches_the_operator(operator: Operator, hub: LoopbackHub) -> None:
+def test_hub_errors_at_registration_reach_the_operator(operator: Operator, hub: LoopbackHub) -> None:
     message = operator.refused("m", "hf://org/nothing", "gguf")
     assert "org/nothing" in message
     message = operator.refused("m", "hf://org/small@no-such-branch", "gguf")
@@ -180,7 +180,7 @@ def test_remote_safetensors_are_checked_by_their_headers(operator: Operator, hub
     assert "tokenizer.json" in operator.refused("bare", "hf://org/bare", "safetensors")
 
 
-def test_what_cannot_run_here_is_not_downloaded(operator: Operator, hub: LoopbackHub, tmp_path: Path) -> None:
+def test_model_that_cannot_run_here_is_not_downloaded(operator: Operator, hub: LoopbackHub, tmp_path: Path) -> None:
     hub.add("org/st", safetensors_model(tmp_path / "st"))
     operator.taken("m", "hf://org/st", "safetensors")
     operator.until_state("m", "unsupported")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.models.demo.image_demo import WEIGHTS
+from services.models.demo.copied_demo import WEIGHTS
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original
 from tests.loopback_hub import LoopbackHub
@@ -100,4 +100,4 @@ def test_parts_from_the_hub_draw_as_the_folder_does(image_operator: Operator, se
 def test_a_lora_of_another_model_is_refused_at_once(image_operator: Operator, files: Path) -> None:
     wrong = {"source": "hf://org/one#shapes.safetensors"}
     message = image_operator.refused("m", image_operator.root / "folder", "diffusers", loras=[wrong])
-    assert "shapes.safetensors is no LoRA" in message
+    assert "shapes.safetensors is not a LoRA" in message

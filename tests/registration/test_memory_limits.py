@@ -47,10 +47,10 @@ def status(stack: Stack, model_id: str) -> model_pb2.ReplicaStatus:
 def until(stack: Stack, model_id: str, state: model_pb2.ModelState.ValueType) -> model_pb2.ReplicaStatus:
     """Waits until the catalog shows a state; returns the status."""
     deadline = time.monotonic() + SECONDS
-    while (told := status(stack, model_id)).state != state:
-        assert time.monotonic() < deadline, (told, stack.output())
+    while (reported := status(stack, model_id)).state != state:
+        assert time.monotonic() < deadline, (reported, stack.output())
         time.sleep(POLL_SECONDS)
-    return told
+    return reported
 
 
 def test_two_models_of_which_one_fits_take_turns(stack: Stack, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_text_and_an_image_model_that_load_at_the_same_moment_are_never_both_t
         assert most.result() == 1
 
 
-def test_what_never_fits_is_refused_and_nobody_need_ask_again(tmp_path: Path) -> None:
+def test_load_that_never_fits_is_refused_without_retry(tmp_path: Path) -> None:
     with running_stack(tmp_path / "home", ALLM_MODEL_MEMORY_BYTES="1000000") as stack:
         answer = chat(stack)
         assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")

@@ -239,20 +239,20 @@ def test_list_and_show_agree_with_what_is_there(operator: Operator, folder: Path
     assert "nobody" in unknown.stderr
 
 
-def test_why_tells_of_each_replica(operator: Operator, folder: Path, models: Callable[..., Done]) -> None:
+def test_why_explains_each_replica_and_device(operator: Operator, folder: Path, models: Callable[..., Done]) -> None:
     models("add", "m", str(link(folder / WEIGHTS)), "--format", "gguf")
     models("add", "st", str(safetensors_model(folder / "st")), "--format", "safetensors")
-    told = models("why", "m")
-    assert told.status == 0
-    assert told.stdout.splitlines()[0] == "m is ready."
-    assert "text (cpu)" in told.stdout
-    assert "It takes llama_cpp: the first registered that can run it; none was measured." in told.stdout
+    reported = models("why", "m")
+    assert reported.status == 0
+    assert reported.stdout.splitlines()[0] == "m is ready."
+    assert "text (cpu)" in reported.stdout
+    assert "It uses llama_cpp: the first registered that can run it; none was measured." in reported.stdout
     document = models("why", "m", "--json").json
     assert document["resolutions"][0]["runtimes"][0]["chosen"] is True
-    told = models("why", "st")
-    assert told.status == 0
-    assert "llama_cpp cannot run it: it does not read text models in safetensors." in told.stdout
-    assert "It takes none of them." in told.stdout
+    reported = models("why", "st")
+    assert reported.status == 0
+    assert "llama_cpp cannot run it: it does not read text models in safetensors." in reported.stdout
+    assert "It uses none of them." in reported.stdout
 
 
 # --- bench
@@ -297,7 +297,7 @@ def test_a_safetensors_model_is_measured_on_torch(folder: Path, models: Callable
     assert measured["runtime"] == "torch"
     assert measured["tokens_per_second"] > 0
     why = models("why", "measured").stdout
-    assert f"It takes torch: the best measured: {measured['tokens_per_second']:.1f} tokens/s." in why
+    assert f"It uses torch: the best measured: {measured['tokens_per_second']:.1f} tokens/s." in why
 
 
 def test_bench_of_what_cannot_run_says_why(folder: Path, models: Callable[..., Done]) -> None:
@@ -335,7 +335,7 @@ def test_check_names_the_file_that_is_not_what_was_registered(operator: Operator
         assert short.status == 1
         (report,) = short.json["models"]
         assert report["whole"] is False
-        assert report["problems"] == [f"{file} has {size - 1} bytes, expected are {size}"]
+        assert report["problems"] == [f"{file} has {size - 1} bytes, expected {size}"]
 
 
 # --- update, load, unload, remove
@@ -409,7 +409,7 @@ def test_load_and_unload(operator: Operator, folder: Path, models: Callable[...,
     missing = models("load", "m", "--runtime", "vllm")
     assert (missing.status, "pip install 'allm-server[vllm]'" in missing.stderr) == (1, True)
     done = models("unload", "m")
-    assert (done.status, done.stdout) == (0, "m is to be unloaded\n")
+    assert (done.status, done.stdout) == (0, "m will be unloaded\n")
     operator.until_state("m", "ready")
 
 
@@ -475,12 +475,12 @@ def test_import_takes_what_the_older_system_left_line_by_line(
     done = models("import", str(old))
     assert done.status == 0, done
     *lines, total = done.stdout.splitlines()
-    told = {}
+    reported = {}
     for line in lines:
         matched = re.fullmatch(r"(taken|refused|skipped) (\S+(?: \(\w+\))?)(?:: (.+))?", line)
         assert matched, line
-        told[matched[2].removeprefix(f"{old}/")] = (matched[1], matched[3] or "")
-    outcomes = {name: outcome for name, (outcome, _) in told.items()}
+        reported[matched[2].removeprefix(f"{old}/")] = (matched[1], matched[3] or "")
+    outcomes = {name: outcome for name, (outcome, _) in reported.items()}
     assert outcomes == {
         "tiny-llama (gguf)": "taken",
         "smol-lm (safetensors)": "taken",
@@ -505,9 +505,9 @@ def test_import_takes_what_the_older_system_left_line_by_line(
         "two": ["a.gguf", "b.gguf", "allm models add"],
         "both": ["both.gguf", "safetensors", "allm models add"],
     }.items():
-        assert all(word in told[name][1] for word in words), told[name]
-    assert told["smol-lm (safetensors)"][1].startswith("architecture 'exotic9000'"), "its name is said once"
-    assert told["tiny-llama (gguf)"] == ("taken", "")
+        assert all(word in reported[name][1] for word in words), reported[name]
+    assert reported["smol-lm (safetensors)"][1].startswith("architecture 'exotic9000'"), "its name is said once"
+    assert reported["tiny-llama (gguf)"] == ("taken", "")
     would = {entry["id"]: entry["outcome"] for entry in dry.json["models"]}
     assert {name for name, outcome in would.items() if outcome == "would_take"} >= {"tiny-llama", "smol-lm"}
     assert files() == before, "nothing in it is changed"

@@ -133,7 +133,7 @@ def test_a_replica_that_goes_away_stops_counting_within_seconds(two: Operator) -
     until_ready_on(two, MODEL, "text-1", "text-2")
 
 
-def test_what_is_ready_on_one_of_two_never_gives_a_client_an_error(two: Operator) -> None:
+def test_model_ready_on_one_of_two_replicas_causes_no_client_error(two: Operator) -> None:
     folder = two.root / "half"
     folder.mkdir()
     path = folder / WEIGHTS

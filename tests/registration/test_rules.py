@@ -83,7 +83,7 @@ def test_the_official_sdk_lists_retrieves_and_deletes(operator: Operator, folder
         (diffusers_model, "diffusers", "no image service is running"),
     ],
 )
-def test_what_no_live_service_runs_is_registered_and_never_ready(
+def test_model_without_a_live_service_is_registered_and_never_ready(
     operator: Operator, folder: Path, make: Callable[[Path], Path], format: str, reason: str
 ) -> None:
     model = operator.taken("m", make(folder), format)
@@ -226,7 +226,7 @@ def leading_out(folder: Path) -> Path:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_is_wrong_with_the_files_is_told_by_name(
+def test_file_errors_name_the_file(
     operator: Operator, folder: Path, make: Callable[[Path], Path], format: str, words: list[str]
 ) -> None:
     message = operator.refused("wrong", make(folder), format)

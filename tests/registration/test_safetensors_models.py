@@ -109,9 +109,9 @@ def test_smollm2_answers_responses(client: openai.OpenAI, smollm2: str) -> None:
 @pytest.mark.slow
 def test_smollm2_follows_schemas_and_calls_tools(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "messages": ASKED, "temperature": 0, "max_tokens": 64}
-    told = client.chat.completions.create(**asked, response_format=FORMAT).choices[0]
-    assert told.finish_reason == "stop"
-    assert json.loads(told.message.content or "")["answer"] in ("yes", "no")
+    reported = client.chat.completions.create(**asked, response_format=FORMAT).choices[0]
+    assert reported.finish_reason == "stop"
+    assert json.loads(reported.message.content or "")["answer"] in ("yes", "no")
     called = client.chat.completions.create(**asked, tools=[TOOL], tool_choice=FORCED).choices[0]
     assert called.finish_reason == "tool_calls"
     (call,) = called.message.tool_calls or ()
@@ -299,7 +299,10 @@ def test_a_sharded_model_answers_as_the_whole_one(
     operator.until_state("m", "ready")
     asked = {"logprobs": True, "max_tokens": 4}
     ours, theirs = (operator.chat(model, **asked).json["choices"][0] for model in ("m", gpt_oss))
-    assert ours == theirs
+    assert ours["message"] == theirs["message"]
+    # Sums are rounded differently if the speed of the machine has changed the steps of the prompt.
+    ours, theirs = ([token["logprob"] for token in each["logprobs"]["content"]] for each in (ours, theirs))
+    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -314,7 +317,7 @@ def test_an_unfit_machine_is_named_with_both_numbers(operator: Operator, folder:
 def test_packed_weights_count_as_what_they_become(operator: Operator, folder: Path) -> None:
     quantised = {"quantization_config": {"quant_method": "mxfp4"}}
     reason = unsupported(operator, sparse(folder / "packed", 1.5, "U8", "experts.down_proj_blocks", **quantised))
-    assert "6.0 GiB dequantised from mxfp4" in reason
+    assert "6.0 GiB dequantised from 1.5 GiB in mxfp4" in reason
 
 
 @pytest.mark.slow

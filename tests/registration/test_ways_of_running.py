@@ -40,7 +40,7 @@ def test_its_settings_count_and_may_change_while_it_serves(operator: Operator, f
 def test_a_runtime_that_is_not_installed_says_how_to_install_it(operator: Operator, folder: Path) -> None:
     operator.taken("st", safetensors_model(folder / "st", "llama"), "safetensors", runtime="vllm")
     shown = operator.until_state("st", "unsupported")
-    assert shown["reason"] == f"st: the runtime 'vllm' that was asked for cannot run it here: {VLLM_MISSING}"
+    assert shown["reason"] == f"st: the requested runtime 'vllm' cannot run it here: {VLLM_MISSING}"
     refused = operator.verb("st", "load", {"runtime": "vllm"})
     assert (refused.status, refused.error["param"]) == (400, "runtime")
     assert VLLM_MISSING in refused.error["message"]

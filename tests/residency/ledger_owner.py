@@ -13,10 +13,9 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 
-from services.residency.memory.capacity import Capacity, Room
-from services.residency.memory.ledger import NAME, Ledger
+from services.residency.memory.ledger import NAME, Ledger, Pools
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
-from services.residency.memory.pools import Pools
+from services.residency.memory.readings import Capacity, Room
 from services.residency.memory.reservation import Full, Reservation
 from services.residency.resident import ResidentKey
 

@@ -20,10 +20,9 @@ from services.models.registry import Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger import Ledger, Pools
 from services.residency.memory.ledger_sync import LedgerSync
 from services.residency.memory.monitor import Monitor
-from services.residency.memory.pools import Pools
 from services.residency.memory.process_memory import ProcessMemory
 from services.residency.memory.readings import Readings
 from services.residency.residency import Residency

@@ -58,8 +58,8 @@ def model(model_id: str, generation: int = 1) -> ModelDescriptor:
 def needed(descriptor: ModelDescriptor, _runtime: Runtime) -> MemoryEstimate:
     """Reads the estimate from the model's name, in MiB; the number after a `+` is for a GPU."""
     host, _, device = descriptor.id.partition("-")[2].partition("+")
-    places = {HOST: int(host) * MIB} | ({"cuda:0": int(device) * MIB} if device else {})
-    return MemoryEstimate(places, {"weights": sum(places.values())})
+    devices = {HOST: int(host) * MIB} | ({"cuda:0": int(device) * MIB} if device else {})
+    return MemoryEstimate(devices, {"weights": sum(devices.values())})
 
 
 def key(model_id: str, generation: int = 1) -> ResidentKey:
@@ -75,6 +75,7 @@ class Figures:
     workers: dict[int, int] = field(default_factory=dict)  # process id -> bytes of the host
     on_device: dict[int, int] = field(default_factory=dict)  # process id -> bytes of cuda:0
     device_total: int = 0  # 0: no GPU
+    live: bool = True  # whether the GPU's figures contain what workers take
     anonymous: bool = False  # the driver hides which processes hold a GPU's memory, as in containers
 
     def readings(self) -> Readings:
@@ -86,7 +87,7 @@ class Figures:
     def _devices(self) -> list[DeviceMemory]:
         used = sum(self.on_device.values())
         whose = {} if self.anonymous else dict(self.on_device)
-        gpu = DeviceMemory(name="cuda:0", total=self.device_total, used=used, processes=whose)
+        gpu = DeviceMemory("cuda:0", self.device_total, used if self.live else 0, whose, live=self.live)
         return [gpu] if self.device_total else []
 
     def _process(self, pid: int) -> ProcessMemory:
@@ -104,7 +105,7 @@ class Loaded:
         self.problem: AllmError | None = None
         self.peak_memory = 0
         self._figures = figures
-        estimate = needed(descriptor, RUNTIME).places
+        estimate = needed(descriptor, RUNTIME).devices
         figures.workers[self.pid] = estimate[HOST]
         if device := estimate.get("cuda:0"):
             figures.on_device[self.pid] = device

@@ -63,7 +63,7 @@ def test_the_pauses_double_up_to_a_minute(backoff: Backoff, time: Time) -> None:
     assert pause(backoff, time) == 60
 
 
-def test_a_load_that_fails_is_told_in_its_own_words_and_one_success_resets_it(backoff: Backoff) -> None:
+def test_failed_load_keeps_its_message_and_one_success_resets_it(backoff: Backoff) -> None:
     for _ in range(FREE + 3):
         backoff.load_failed(M, ModelInvalid("broken"))
     with pytest.raises(ModelInvalid, match="broken"):
@@ -78,13 +78,13 @@ def test_a_load_that_fails_is_told_in_its_own_words_and_one_success_resets_it(ba
 def test_a_worker_that_dies_again_and_again_says_when_to_ask_again(backoff: Backoff, time: Time) -> None:
     for _ in range(FREE + 2):
         backoff.died(M, "killed by SIGKILL")
-    with pytest.raises(ModelNotReady, match=r"m failed 4 times in a row: killed by SIGKILL") as told:
+    with pytest.raises(ModelNotReady, match=r"m failed 4 times in a row: killed by SIGKILL") as caught:
         backoff.check(M)
-    assert told.value.retry_after == 2
+    assert caught.value.retry_after == 2
     time.now += 0.5
-    with pytest.raises(ModelNotReady) as told:
+    with pytest.raises(ModelNotReady) as caught:
         backoff.check(M)
-    assert told.value.retry_after == 1.5, "what is left of it"
+    assert caught.value.retry_after == 1.5, "what is left of it"
 
 
 def test_deaths_count_on_though_the_model_loads_in_between(backoff: Backoff) -> None:
@@ -106,7 +106,7 @@ def test_deaths_count_on_though_the_model_loads_in_between(backoff: Backoff) -> 
     backoff.check(M)
 
 
-def test_what_is_forgotten_is_tried_at_once(backoff: Backoff) -> None:
+def test_forgotten_failure_allows_an_immediate_retry(backoff: Backoff) -> None:
     for _ in range(FREE + 1):
         backoff.load_failed(M, ModelInvalid("broken"))
     assert list(backoff) == [M]

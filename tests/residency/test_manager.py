@@ -113,7 +113,7 @@ async def test_many_who_ask_at_the_same_time_load_once(manager: ModelManager[Loa
     assert loader.begun == ["m"]
 
 
-async def test_models_load_beside_each_other(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_models_load_in_parallel(manager: ModelManager[Loaded], loader: Loader) -> None:
     asking = [asyncio.create_task(use(manager, name)) for name in ("a", "b")]
     await turns()
     assert loader.begun == ["a", "b"]
@@ -123,7 +123,7 @@ async def test_models_load_beside_each_other(manager: ModelManager[Loaded], load
     assert dict(manager.residents()) == {"a": a, "b": b}
 
 
-async def test_a_failed_load_is_told_to_all_and_tried_anew(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_failed_load_is_reported_to_all_and_retried(manager: ModelManager[Loaded], loader: Loader) -> None:
     loader.failure = ModelInvalid("/m.gguf is broken")
     asking = [asyncio.create_task(use(manager)) for _ in range(3)]
     await turns()
@@ -185,9 +185,7 @@ async def test_a_load_goes_on_for_those_to_come_when_all_gave_up(manager: ModelM
     assert await use(manager) is loader.made[0]
 
 
-async def test_a_failure_that_nobody_waits_for_any_more_is_no_noise(
-    manager: ModelManager[Loaded], loader: Loader
-) -> None:
+async def test_failure_without_waiting_callers_is_not_logged(manager: ModelManager[Loaded], loader: Loader) -> None:
     """asyncio would warn of a task whose exception was never retrieved; warnings fail this test."""
     asking = asyncio.create_task(use(manager))
     await turns()
@@ -241,7 +239,9 @@ async def test_generations_are_residents_of_their_own(manager: ModelManager[Load
     assert await use(manager, "m") is not old
 
 
-async def test_what_is_retired_lives_until_its_last_lease_ends(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_retired_generation_lives_until_its_last_lease_ends(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
     loader.gate.set()
     async with manager.lease(model(), RUNTIME) as first:
         async with manager.lease(model(), RUNTIME):
@@ -317,7 +317,7 @@ async def test_one_that_fails_to_close_does_not_keep_the_others_open(
     assert good.closed == 1
 
 
-async def test_who_waits_for_a_load_is_told_as_waiting(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_caller_of_a_loading_model_counts_as_waiting(manager: ModelManager[Loaded], loader: Loader) -> None:
     def waiting() -> float | None:
         return REGISTRY.get_sample_value("allm_requests_waiting", {"model": "m"})
 
@@ -389,9 +389,7 @@ async def test_a_model_retired_while_its_dead_resident_is_closed_does_not_come_b
     assert [loaded for loaded in loader.made if loaded.alive] == [], "nobody is left to give it up"
 
 
-async def test_who_waits_for_a_load_that_is_stopped_gets_an_error(
-    manager: ModelManager[Loaded], loader: Loader
-) -> None:
+async def test_caller_of_a_stopped_load_gets_an_error(manager: ModelManager[Loaded], loader: Loader) -> None:
     """The waiter gets an error, not a cancellation, because nobody cancelled it."""
     asking = asyncio.create_task(use(manager))
     await turns()
@@ -400,7 +398,7 @@ async def test_who_waits_for_a_load_that_is_stopped_gets_an_error(
         await asking
 
 
-async def test_a_load_that_fails_unexpectedly_is_told_and_remembered(
+async def test_unexpected_load_failure_is_reported_and_remembered(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
     loader.gate.set()
@@ -412,7 +410,7 @@ async def test_a_load_that_fails_unexpectedly_is_told_and_remembered(
     assert await use(manager) is loader.made[0]
 
 
-async def test_a_model_that_nobody_uses_can_be_evicted_and_comes_back_when_it_is_asked_for(
+async def test_idle_model_can_be_evicted_and_is_loaded_again_on_demand(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
     loader.gate.set()
@@ -425,7 +423,7 @@ async def test_a_model_that_nobody_uses_can_be_evicted_and_comes_back_when_it_is
     assert await use(manager) is not first
 
 
-async def test_what_happens_to_a_model_is_told_with_its_reason(
+async def test_model_events_have_a_reason(
     manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = ModelEvents()
@@ -449,7 +447,7 @@ async def test_what_happens_to_a_model_is_told_with_its_reason(
     ]
 
 
-async def test_what_is_in_use_loading_pinned_or_not_there_is_not_evicted(
+async def test_used_loading_pinned_or_missing_models_are_not_evicted(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
     asking = asyncio.create_task(use(manager))
@@ -468,7 +466,7 @@ async def test_what_is_in_use_loading_pinned_or_not_there_is_not_evicted(
     assert await manager.evict(key(), "test") is None, "dead: it is swept, and its reservation with it"
 
 
-async def test_who_asks_for_a_model_that_is_being_evicted_waits_for_its_memory(
+async def test_request_for_a_model_being_evicted_waits_for_its_memory(
     manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader.gate.set()

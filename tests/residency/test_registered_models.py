@@ -95,7 +95,7 @@ async def test_an_alias_that_moves_takes_the_permission_along(store: ModelStore,
         (ModelNotReady("the catalog cannot be asked"), "ModelNotReady"),
     ],
 )
-async def test_what_the_catalog_says_of_others(
+async def test_catalog_entries_of_others(
     store: ModelStore, models: RegisteredModels, problem: AllmError, restricted: str
 ) -> None:
     async def ask(_: str) -> None:

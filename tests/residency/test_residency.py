@@ -106,7 +106,7 @@ def test_both_load_at_the_same_moment_one_has_the_other_go(tmp_path: Path) -> No
             assert len(text.workers() + image.workers()) == 1
 
 
-def test_what_a_killed_service_had_is_free(pair: tuple[Rival, Rival]) -> None:
+def test_memory_of_a_killed_service_is_free(pair: tuple[Rival, Rival]) -> None:
     text, image = pair
     assert image.ask("hold image-600") == "held"
     (worker,) = image.workers()
@@ -120,7 +120,7 @@ def test_what_a_killed_service_had_is_free(pair: tuple[Rival, Rival]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def test_a_neighbour_that_is_stopped_holds_nobody_up_for_long(pair: tuple[Rival, Rival]) -> None:
+def test_stopped_neighbour_delays_loads_only_briefly(pair: tuple[Rival, Rival]) -> None:
     """It keeps its memory: loads that need that memory are refused, the others are served."""
     text, image = pair
     assert image.ask("use image-600") == "used"

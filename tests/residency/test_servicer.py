@@ -15,18 +15,19 @@ from allm.models.v1 import residency_service_pb2 as pb
 from allm.models.v1 import residency_service_pb2_grpc as pb_grpc
 
 from services.auth.authentication import Authenticator
+from services.auth.identity import WATCH_MEMORY
 from services.residency import servicer as residency_servicer
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
+from services.residency.memory.readings import Snapshot
 from services.residency.memory.reservation import Reservation
-from services.residency.memory.snapshot import Snapshot
 from services.residency.resident import ResidentKey
 from services.residency.servicer import ResidencyServicer
 from services.rpc.call import Call
 from services.rpc.own_identity import OwnIdentity
-from tests.identities import SECRET, ann, operator
+from tests.identities import KEYS, PUBLIC, ann, identity, new_key, operator, shown
 
 KEY = ResidentKey("org/m", 3, "toy")
 ROW = Reservation(
@@ -34,7 +35,7 @@ ROW = Reservation(
     address="",
     replica="text-1",
     key=KEY,
-    places={HOST: 50, "cuda:0": 70},
+    devices={HOST: 50, "cuda:0": 70},
     measured={HOST: 40},
     loading=False,
     busy=False,
@@ -79,14 +80,14 @@ async def serving(folder: Path, residents: Scripted) -> AsyncIterator[tuple[str,
         await server.stop(0)
 
 
-async def test_a_model_that_nobody_uses_is_released(tmp_path: Path) -> None:
+async def test_idle_model_is_released(tmp_path: Path) -> None:
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _):
         assert await ask_to_release(replace(ROW, address=address), requester="image-1") == 120
     assert residents.asked == [(KEY, "peer")]
 
 
-async def test_one_that_is_left_alone_is_told_so(tmp_path: Path) -> None:
+async def test_lone_shard_is_reported(tmp_path: Path) -> None:
     residents = Scripted()
     residents.freed = None
     async with serving(tmp_path, residents) as (address, _):
@@ -133,7 +134,7 @@ async def test_a_neighbour_of_another_kind_is_passed_over(tmp_path: Path) -> Non
         ({"model_id": "m", "runtime": "toy"}, "generation"),
     ],
 )
-async def test_who_does_not_say_what_to_release_is_refused(tmp_path: Path, given: dict[str, str], missing: str) -> None:
+async def test_release_without_a_model_is_refused(tmp_path: Path, given: dict[str, str], missing: str) -> None:
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=missing) as refusal:
@@ -145,21 +146,22 @@ async def test_who_does_not_say_what_to_release_is_refused(tmp_path: Path, given
 async def test_with_keys_only_neighbours_and_operators_are_listened_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Call, "authenticator", Authenticator(SECRET))
+    monkeypatch.setattr(Call, "authenticator", Authenticator(PUBLIC))
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
         row = replace(ROW, address=address)
         assert await ask_to_release(row) is None
-        assert await ask_to_release(row, own=OwnIdentity(b"x" * 32, "service:text-2")) is None
+        assert await ask_to_release(row, own=OwnIdentity(new_key(), "text", "text-2")) is None
         assert residents.asked == []
-        assert await ask_to_release(row, own=OwnIdentity(SECRET, "service:text-2")) == 120
+        assert await ask_to_release(row, own=OwnIdentity(KEYS["text"], "text", "text-2")) == 120
         stub = pb_grpc.ResidencyServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.GetResidency(pb.GetResidencyRequest(), metadata=ann())
         assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.WatchResidency(pb.WatchResidencyRequest(), metadata=ann()).read()
-        assert await stub.GetResidency(pb.GetResidencyRequest(), metadata=operator())
+        for who in (operator(), shown(identity("key_operator", WATCH_MEMORY))):
+            assert await stub.GetResidency(pb.GetResidencyRequest(), metadata=who)
 
 
 async def test_it_tells_memory_and_models(tmp_path: Path) -> None:
@@ -169,11 +171,11 @@ async def test_it_tells_memory_and_models(tmp_path: Path) -> None:
     )
     residents.now = replace(SNAPSHOT, residents=(ROW, older))
     async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
-        told = (await pb_grpc.ResidencyServiceStub(channel).GetResidency(pb.GetResidencyRequest())).residency
-    assert told.host == pb.HostMemory(total_bytes=100, used_bytes=60, source="cgroup v2")
-    assert list(told.devices) == [pb.DeviceMemory(name="cuda:0", total_bytes=80, used_bytes=75)]
-    assert [model.model_id for model in told.models] == ["older", "org/m"]
-    model = told.models[1]
+        reported = (await pb_grpc.ResidencyServiceStub(channel).GetResidency(pb.GetResidencyRequest())).residency
+    assert reported.host == pb.HostMemory(total_bytes=100, used_bytes=60, source="cgroup v2")
+    assert list(reported.devices) == [pb.DeviceMemory(name="cuda:0", total_bytes=80, used_bytes=75)]
+    assert [model.model_id for model in reported.models] == ["older", "org/m"]
+    model = reported.models[1]
     assert (model.generation, model.runtime, model.loading, model.busy, model.pinned) == (3, "toy", False, False, True)
     assert list(model.places) == [
         pb.PlaceMemory(place="cuda:0", reserved_bytes=70, measured_bytes=0),
@@ -204,7 +206,7 @@ async def test_watches_are_limited_and_their_places_come_back(tmp_path: Path, mo
         first = stub.WatchResidency(pb.WatchResidencyRequest())
         await first.read()
         second = stub.WatchResidency(pb.WatchResidencyRequest())
-        with pytest.raises(grpc.aio.AioRpcError, match="1 callers watch already"):
+        with pytest.raises(grpc.aio.AioRpcError, match="1 callers are watching already"):
             await second.read()
         first.cancel()
         async with asyncio.timeout(60):
@@ -226,9 +228,7 @@ def test_an_address_that_is_one_stays(listen: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:50051", "*:50051"])
-def test_who_listens_everywhere_is_reached_at_this_machines_address(
-    listen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wildcard_listener_is_reached_at_the_machines_address(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.0.0.7")
     assert peer_address(listen) == "10.0.0.7:50051"
 

@@ -257,7 +257,9 @@ async def test_an_error_that_quotes_a_very_long_value_still_arrives_as_itself(st
 
 
 @pytest.mark.parametrize("problem", [KeyError("private detail"), TimeoutError("private detail")])
-async def test_what_is_unexpected_is_logged_in_full_and_told_without_details(stack: Stack, problem: Exception) -> None:
+async def test_unexpected_error_is_logged_in_full_and_returned_without_details(
+    stack: Stack, problem: Exception
+) -> None:
     stack.fail(problem)
     error = await stack.typed_error(**{"x-request-id": "id-9"})
     assert error.code() == grpc.StatusCode.INTERNAL
@@ -448,7 +450,7 @@ async def test_requests_that_run_at_the_same_time_keep_their_own_ids(stack: Stac
     assert len({line["request_id"] for line in inside}) == 3
 
 
-async def test_what_infers_is_timed_as_the_conventions_name_it_and_under_no_other_name(stack: Stack) -> None:
+async def test_inference_is_timed_only_under_the_conventional_name(stack: Stack) -> None:
     seen = []
 
     async def script(call: Call) -> None:
@@ -497,7 +499,7 @@ async def test_every_end_is_counted_and_timed(stack: Stack) -> None:
         ({"x-request-timeout": "950"}, 900, "the call's deadline has passed"),
     ],
 )
-async def test_what_is_done_for_a_call_knows_when_its_caller_waits_no_longer(
+async def test_work_for_a_call_sees_the_end_of_its_caller(
     stack: Stack, metadata: dict[str, str], seconds: float, message: str
 ) -> None:
     seen: list[Deadline | None] = []
@@ -543,9 +545,9 @@ async def test_the_header_ends_what_no_worker_ends(stack: Stack) -> None:
     got, error = await stack.rest_error(**{"x-request-timeout": "0.05"})
     assert ended.is_set()
     assert trailers(error)["x-http-status"] == "504"
-    told = json.loads(got[1].removeprefix(b"data: "))["error"]
-    assert (told["type"], told["code"]) == ("server_error", "timeout")
-    assert told["message"] == "the request took longer than the 0.05 seconds of x-request-timeout"
+    reported = json.loads(got[1].removeprefix(b"data: "))["error"]
+    assert (reported["type"], reported["code"]) == ("server_error", "timeout")
+    assert reported["message"] == "the request took longer than the 0.05 seconds of x-request-timeout"
 
 
 @pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", "1s", "9" * 5000])

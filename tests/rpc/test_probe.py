@@ -17,7 +17,7 @@ async def test_each_probe_tells_its_own() -> None:
     port = free_port()
     async with Probes(f"127.0.0.1:{port}") as probes:
 
-        async def told(name: str) -> bool:
+        async def reported(name: str) -> bool:
             try:
                 # The setting as containers have it: no address to connect to.
                 await asyncio.to_thread(ask, f"0.0.0.0:{port}", name)
@@ -25,20 +25,20 @@ async def test_each_probe_tells_its_own() -> None:
                 return False
             return True
 
-        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [False, False, True]
+        assert [await reported(name) for name in (STARTUP, READINESS, LIVENESS)] == [False, False, True]
         await probes.ready()
-        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [False, True, True]
+        assert [await reported(name) for name in (STARTUP, READINESS, LIVENESS)] == [False, True, True]
         await probes.started()
-        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [True, True, True]
+        assert [await reported(name) for name in (STARTUP, READINESS, LIVENESS)] == [True, True, True]
         await probes.leaving()
-        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [True, False, True]
+        assert [await reported(name) for name in (STARTUP, READINESS, LIVENESS)] == [True, False, True]
 
 
 @pytest.mark.parametrize(
-    ("listen", "told"), [("", "ALLM_HEALTH_LISTEN is not set"), ("127.0.0.1:1", "does not answer")]
+    ("listen", "reported"), [("", "ALLM_HEALTH_LISTEN is not set"), ("127.0.0.1:1", "does not answer")]
 )
-def test_nobody_to_ask_is_told(listen: str, told: str) -> None:
-    with pytest.raises(NotServing, match=told):
+def test_missing_listener_is_reported(listen: str, reported: str) -> None:
+    with pytest.raises(NotServing, match=reported):
         ask(listen, READINESS)
 
 

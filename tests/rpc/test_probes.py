@@ -33,7 +33,7 @@ async def probed(folder: Path, **settings: str) -> AsyncIterator[tuple[Service, 
         yield service, channel
 
 
-async def told(channel: grpc.aio.Channel, name: str) -> int:
+async def reported(channel: grpc.aio.Channel, name: str) -> int:
     stub = health_pb2_grpc.HealthStub(channel)
     return (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=SECONDS)).status
 
@@ -41,41 +41,45 @@ async def told(channel: grpc.aio.Channel, name: str) -> int:
 async def test_started_is_who_has_loaded_what_it_should(tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     async with probed(tmp_path, ALLM_PRELOAD=str(loaded)) as (_, channel):
-        assert [await told(channel, name) for name in (STARTUP, READINESS, LIVENESS, "")] == [
+        assert [await reported(channel, name) for name in (STARTUP, READINESS, LIVENESS, "")] == [
             NOT_SERVING,
             SERVING,
             SERVING,
             SERVING,
         ]
         loaded.touch()
-        while await told(channel, STARTUP) != SERVING:  # noqa: ASYNC110 - another process
+        while await reported(channel, STARTUP) != SERVING:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
 
 
-async def test_who_drains_is_alive_but_not_ready(tmp_path: Path) -> None:
+async def test_draining_service_is_alive_but_not_ready(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with probed(tmp_path) as (service, channel):
         stream = service.stream(go)
         assert (await stream.read()).HasField("started")
-        assert await told(channel, READINESS) == SERVING
+        assert await reported(channel, READINESS) == SERVING
         service.process.send_signal(signal.SIGTERM)
         await service.log_line("draining")
-        assert [await told(channel, name) for name in (READINESS, "", LIVENESS)] == [NOT_SERVING, NOT_SERVING, SERVING]
+        assert [await reported(channel, name) for name in (READINESS, "", LIVENESS)] == [
+            NOT_SERVING,
+            NOT_SERVING,
+            SERVING,
+        ]
         go.touch()
         assert (await stream.read()).HasField("finished")
         assert await service.end() == 0
 
 
-async def test_whose_loop_stands_still_does_not_answer(tmp_path: Path) -> None:
+async def test_blocked_event_loop_does_not_answer(tmp_path: Path) -> None:
     async with probed(tmp_path) as (service, channel):
-        assert await told(channel, LIVENESS) == SERVING
+        assert await reported(channel, LIVENESS) == SERVING
         service.process.send_signal(signal.SIGSTOP)
         stub = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS), timeout=1)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         service.process.send_signal(signal.SIGCONT)
-        assert await told(channel, LIVENESS) == SERVING
+        assert await reported(channel, LIVENESS) == SERVING
 
 
 async def test_nothing_else_is_served_there(tmp_path: Path) -> None:
@@ -85,7 +89,7 @@ async def test_nothing_else_is_served_there(tmp_path: Path) -> None:
             await stub.CreateChatCompletion(chat_service_pb2.CreateChatCompletionRequest())
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await told(channel, "another")
+            await reported(channel, "another")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 

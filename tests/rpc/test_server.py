@@ -64,7 +64,8 @@ class Service:
 
 def environ(**settings: str) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ALLM_")}
-    return ours | {"ALLM_METRICS_PORT": "0", "ALLM_DRAIN_DELAY_SECONDS": "0"} | settings
+    # The service needs no home, and must not touch the user's.
+    return ours | {"ALLM_HOME": os.devnull, "ALLM_METRICS_PORT": "0", "ALLM_DRAIN_DELAY_SECONDS": "0"} | settings
 
 
 def launch(settings: dict[str, str], pass_fds: tuple[int, ...] = ()):
@@ -114,7 +115,7 @@ async def until(condition: Callable) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_health_is_told_for_the_whole_and_for_each_service(tmp_path: Path) -> None:
+async def test_health_is_reported_for_the_process_and_for_each_service(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         assert await service.health() == SERVING
         assert await service.health(NAME) == SERVING
@@ -172,7 +173,7 @@ async def test_sigterm_lets_running_streams_finish_and_refuses_new_calls(tmp_pat
     assert messages.index("request done") < messages.index("closed") < messages.index("stopped")
 
 
-async def test_what_runs_longer_than_the_grace_period_is_cut_off(tmp_path: Path) -> None:
+async def test_calls_beyond_the_grace_period_are_cut_off(tmp_path: Path) -> None:
     async with running(tmp_path, ALLM_DRAIN_SECONDS="0.1") as service:
         stream = service.stream(tmp_path / "never")
         assert (await stream.read()).HasField("started")
@@ -219,7 +220,7 @@ async def test_a_socket_left_by_a_killed_service_is_taken_over(tmp_path: Path) -
         assert await service.health() == SERVING
 
 
-async def test_metrics_are_served_beside_it(tmp_path: Path) -> None:
+async def test_metrics_are_served_too(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         port = service.lines[-1]["metrics_port"]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -299,8 +300,16 @@ async def test_a_service_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     assert (code, words) == (1, "allm: cannot start: /x.gguf is broken\n")
 
 
-async def test_keys_need_a_secret(tmp_path: Path) -> None:
+async def test_keys_need_public_keys(tmp_path: Path) -> None:
     status, words = await failed_start(ALLM_AUTH="keys", ALLM_HOME=str(tmp_path), ALLM_LISTEN=f"unix:{tmp_path}/s")
     assert status == 1
-    assert words.startswith("allm: cannot start: ALLM_IDENTITY_SECRET_FILE=")
+    assert words.startswith("allm: cannot start: ALLM_IDENTITY_PUBLIC_KEYS_FILE=")
     assert len(words.splitlines()) == 1
+
+
+async def test_the_home_of_an_older_release_is_made_private(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    async with running(tmp_path, ALLM_HOME=str(home)):
+        pass
+    assert home.stat().st_mode & 0o777 == 0o700

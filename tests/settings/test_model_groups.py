@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.settings.cluster_settings import read_cluster
-from services.settings.model_groups import DEFAULT, GroupShare, ModelGroups, read_model_groups
-from services.settings.setting_reader import SettingError, SettingReader
+from services.settings.model_groups import DEFAULT, GroupShare, ModelGroups, parse_model_groups
+from services.settings.setting import SettingError
 from tests.case import case
 
 MODELS = " large = org/llama-70b, gpt-4o ,qwen*;code=qwen-coder*,coder:7b; "
@@ -14,7 +14,7 @@ ADDRESSES = "large=large.svc:50051;code=10.0.0.1:1,10.0.0.2:1"
 
 
 def groups(models: str = MODELS) -> ModelGroups:
-    return read_model_groups(SettingReader({"ALLM_TEXT_GROUP_MODELS": models}))
+    return parse_model_groups(models)
 
 
 def test_a_whole_name_beats_prefixes_and_a_longer_prefix_a_shorter_one() -> None:
@@ -38,7 +38,7 @@ def test_a_whole_name_beats_prefixes_and_a_longer_prefix_a_shorter_one() -> None
 
 def test_without_groups_everything_is_served_everywhere() -> None:
     assert GroupShare().holds(("any", "thing"))
-    assert read_cluster(SettingReader({})).share.holds(("any",))
+    assert read_cluster({}).share.holds(("any",))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,17 @@ def test_a_model_is_served_by_the_groups_of_its_names(names: tuple[str, ...], se
         assert GroupShare(groups(), group).holds(names) == (group in served)
 
 
-def test_who_asks_in_the_wrong_place_is_told_where_and_how() -> None:
-    told = GroupShare(groups(), "code").elsewhere("my-llama", ("org/llama-70b", "my-llama"))
-    assert "`my-llama`" in told and "'code'" in told and "'large'" in told and "ALLM_TEXT_GROUP_MODELS" in told
+def test_wrong_group_error_names_the_right_group() -> None:
+    reported = GroupShare(groups(), "code").elsewhere("my-llama", ("org/llama-70b", "my-llama"))
+    assert (
+        "`my-llama`" in reported
+        and "'code'" in reported
+        and "'large'" in reported
+        and "ALLM_TEXT_GROUP_MODELS" in reported
+    )
 
 
-def test_what_is_no_list_of_groups_is_refused() -> None:
+def test_invalid_list_of_groups_is_refused() -> None:
     for models in [
         "large",
         "large=",
@@ -81,9 +86,9 @@ def test_what_is_no_list_of_groups_is_refused() -> None:
 
 def test_addresses_and_the_own_group_must_be_of_groups_with_models() -> None:
     given = {"ALLM_TEXT_GROUP_MODELS": MODELS, "ALLM_GATEWAY_TEXT_GROUPS": ADDRESSES, "ALLM_TEXT_GROUP": "code"}
-    read = read_cluster(SettingReader(given))
+    read = read_cluster(given)
     assert read.groups == (("large", ("large.svc:50051",)), ("code", ("10.0.0.1:1", "10.0.0.2:1")))
     assert read.share.group == "code"
     for variable, value in {"ALLM_TEXT_GROUP": "other", "ALLM_GATEWAY_TEXT_GROUPS": "other=a:1"}.items():
         with pytest.raises(SettingError, match=f"{variable}='other'.*large, code"):
-            read_cluster(SettingReader(given | {variable: value}))
+            read_cluster(given | {variable: value})

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from services.settings.setting_reader import SettingError, SettingReader
-from services.settings.trace_settings import NO_TRACES, TraceSettings, read_traces
+from services.settings import setting
+from services.settings.setting import SettingError
+from services.settings.trace_settings import NO_TRACES, TraceSettings
 from tests.case import case
 
 HOST = "ALLM_OTLP_ENDPOINT"
 
 
 def read(**environ: str) -> TraceSettings:
-    return read_traces(SettingReader(environ))
+    return setting.read(TraceSettings, environ)
 
 
-def test_none_are_made_unless_somebody_says_where_to() -> None:
+def test_no_traces_without_an_endpoint() -> None:
     assert read() == NO_TRACES
     assert not read().wanted
 
@@ -35,10 +36,10 @@ def test_an_endpoint_is_a_host_a_port_and_whether_it_is_encrypted(
 ) -> None:
     settings = read(**{HOST: endpoint})
     assert settings.wanted
-    assert (settings.host, settings.port, settings.tls) == (host, port, tls)
+    assert settings.collector == (host, port, tls)
 
 
-def test_what_is_no_endpoint_is_refused_without_repeating_it() -> None:
+def test_invalid_endpoint_is_refused_without_repeating_it() -> None:
     for endpoint in [
         "collector:4317",
         "grpc://collector",

@@ -33,7 +33,7 @@ def test_a_line_tells_when_how_bad_where_and_what() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["ts"])
 
 
-def test_extra_facts_become_fields_whatever_their_type() -> None:
+def test_extra_facts_of_any_type_become_fields() -> None:
     entry = line(record("x", model="m", usage={"prompt": 3}, path=re.compile("a")))
     assert entry["model"] == "m"
     assert entry["usage"] == {"prompt": 3}
@@ -53,7 +53,7 @@ def test_the_request_id_is_in_the_line_only_inside_a_request() -> None:
     assert "request_id" not in line(record("x"))
 
 
-def test_an_exception_is_told_in_full_in_the_same_line() -> None:
+def test_exception_is_logged_in_full_on_the_same_line() -> None:
     try:
         json.loads("deep\nproblem")
     except ValueError:
@@ -80,5 +80,7 @@ def test_setup_sends_everything_from_the_level_on_to_stderr_in_utc(encoding: str
     assert done.stdout == b""
     (only,) = done.stderr.decode().splitlines()
     assert "half a pair" in json.loads(only)["msg"]
-    told = json.loads(only)["ts"]
-    assert time.strftime("%Y-%m-%dT%H", time.gmtime(before)) <= told <= time.strftime("%Y-%m-%dT%H:~", time.gmtime())
+    reported = json.loads(only)["ts"]
+    assert (
+        time.strftime("%Y-%m-%dT%H", time.gmtime(before)) <= reported <= time.strftime("%Y-%m-%dT%H:~", time.gmtime())
+    )

@@ -31,7 +31,7 @@ def scrape(port: int) -> str:
         return response.read().decode()
 
 
-def test_what_is_counted_can_be_scraped_until_it_is_stopped() -> None:
+def test_counters_can_be_scraped_until_the_stop() -> None:
     metrics.GENERATED_TOKENS.labels("test-scrape").inc(3)
     port, stop = serve_metrics("127.0.0.1", 0)
     try:
@@ -44,7 +44,7 @@ def test_what_is_counted_can_be_scraped_until_it_is_stopped() -> None:
     socket.create_server(("127.0.0.1", port)).close()  # the port is free again
 
 
-def test_what_dashboards_rely_on_is_there_with_its_model() -> None:
+def test_dashboard_metrics_exist_with_the_label_model() -> None:
     for name, kind in PROMISED.items():
         with case(name=name, kind=kind):
             metrics.RUNNING.labels("test-names").set(1)
@@ -59,7 +59,7 @@ def test_what_dashboards_rely_on_is_there_with_its_model() -> None:
             assert "model" in ours[0]._labelnames
 
 
-def test_a_taken_port_is_told_with_the_settings_names() -> None:
+def test_used_port_is_reported_with_the_setting_names() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"ALLM_METRICS_HOST=127.0.0.1, ALLM_METRICS_PORT={port}: .*in use"):

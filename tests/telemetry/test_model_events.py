@@ -10,18 +10,18 @@ def test_events_are_numbered_and_have_their_time() -> None:
     times = iter((10.0, 20.0))
     events = ModelEvents(lambda: next(times))
     assert events.after(0) == ()
-    events.tell("loaded", "m")
-    events.tell("evicted", "m", "idle")
+    events.record("loaded", "m")
+    events.record("evicted", "m", "idle")
     first, second = Event(at=10.0, kind="loaded", model="m"), Event(at=20.0, kind="evicted", model="m", reason="idle")
     assert events.after(0) == ((1, first), (2, second))
     assert events.after(1) == ((2, second),)
     assert events.after(2) == ()
 
 
-def test_of_many_the_latest_are_kept() -> None:
+def test_latest_of_many_are_kept() -> None:
     events = ModelEvents()
     for number in range(3 * MOST):
-        events.tell("loaded", str(number))
+        events.record("loaded", str(number))
     kept = events.after(0)
     assert len(kept) == MOST
     assert (kept[-1][0], kept[-1][1].model) == (3 * MOST, str(3 * MOST - 1))

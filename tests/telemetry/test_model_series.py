@@ -8,21 +8,21 @@ from services.telemetry import metrics
 from services.telemetry.model_series import ModelPart, forget_others, model_metrics
 
 
-def told(name: str, model: str, **labels: str) -> float | None:
+def value(name: str, model: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, {"model": model, **labels})
 
 
-def test_what_several_workers_hold_is_told_as_their_sum() -> None:
+def test_figures_of_several_workers_are_summed() -> None:
     old, new = ModelPart("summed"), ModelPart("summed")
     old.set(metrics.RUNNING, 3)
     new.set(metrics.RUNNING, 1)
-    assert told("allm_requests_running", "summed") == 4
+    assert value("allm_requests_running", "summed") == 4
     old.set(metrics.RUNNING, 2)
-    assert told("allm_requests_running", "summed") == 3
+    assert value("allm_requests_running", "summed") == 3
     old.close()
-    assert told("allm_requests_running", "summed") == 1
+    assert value("allm_requests_running", "summed") == 1
     new.close()
-    assert told("allm_requests_running", "summed") == 0
+    assert value("allm_requests_running", "summed") == 0
 
 
 def test_a_worker_that_has_ended_tells_nothing_any_more() -> None:
@@ -31,7 +31,7 @@ def test_a_worker_that_has_ended_tells_nothing_any_more() -> None:
     part.close()
     part.set(metrics.RUNNING, 5)
     part.close()
-    assert told("allm_requests_running", "ended") == 0
+    assert value("allm_requests_running", "ended") == 0
 
 
 def test_all_series_of_a_model_that_is_gone_end_and_others_stay() -> None:
@@ -46,8 +46,8 @@ def test_all_series_of_a_model_that_is_gone_end_and_others_stay() -> None:
         sample.labels["model"] for metric in model_metrics() for family in metric.collect() for sample in family.samples
     }
     assert left <= {"here", ""}
-    assert told("allm_requests_total", "here", rpc="R.r") == 1
-    assert told("allm_requests_total", "", rpc="R.r")
+    assert value("allm_requests_total", "here", rpc="R.r") == 1
+    assert value("allm_requests_total", "", rpc="R.r")
     assert forget_others({"here"}) == set()
 
 
@@ -55,9 +55,9 @@ def test_a_request_that_ends_after_its_model_leaves_no_wrong_sum() -> None:
     part = ModelPart("late")
     part.set(metrics.RUNNING, 2)
     forget_others(())
-    assert told("allm_requests_running", "late") is None
+    assert value("allm_requests_running", "late") is None
     part.set(metrics.RUNNING, 1)
-    assert told("allm_requests_running", "late") == 1
+    assert value("allm_requests_running", "late") == 1
     part.close()
-    assert told("allm_requests_running", "late") == 0
+    assert value("allm_requests_running", "late") == 0
     assert forget_others(()) == {"late"}

@@ -101,7 +101,7 @@ def test_the_end_sends_what_is_left(exporter: Scripted) -> None:
     assert dropped("queue_full") == late + 1, "nobody would send it any more"
 
 
-def test_what_a_full_queue_does_not_take_is_dropped_and_counted(exporter: Scripted) -> None:
+def test_full_queue_drops_and_counts(exporter: Scripted) -> None:
     queue = SpanQueue(exporter, limit=10, seconds=0.01)
     make = provider_of(queue)
     make(1)
@@ -125,7 +125,7 @@ def test_the_end_does_not_wait_longer_than_it_may(exporter: Scripted) -> None:
     assert dropped("shutdown") == before + 2
 
 
-def test_a_collector_that_is_away_is_told_of_once_and_costs_only_spans(
+def test_unreachable_collector_is_logged_once_and_loses_only_spans(
     exporter: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -140,11 +140,11 @@ def test_a_collector_that_is_away_is_told_of_once_and_costs_only_spans(
     make(1)
     until(lambda: sent() == arrived + 1)
     queue.close(30)
-    told = [record.getMessage() for record in caplog.records if record.name == "services.telemetry.span_queue"]
-    assert [("ALLM_OTLP_ENDPOINT" in line, "again" in line) for line in told] == [(True, False), (False, True)]
+    reported = [record.getMessage() for record in caplog.records if record.name == "services.telemetry.span_queue"]
+    assert [("ALLM_OTLP_ENDPOINT" in line, "again" in line) for line in reported] == [(True, False), (False, True)]
 
 
-def test_what_is_not_sampled_is_not_sent(exporter: Scripted) -> None:
+def test_unsampled_traces_are_not_sent(exporter: Scripted) -> None:
     exporter.gate.set()
     queue = SpanQueue(exporter, seconds=LONG)
     provider_of(queue, sampler=ALWAYS_OFF)(3)

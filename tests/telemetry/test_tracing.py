@@ -20,8 +20,8 @@ from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from services.errors import Internal, InvalidRequest
 from services.rpc import call as call_module
 from services.rpc.call import Call, typed
-from services.settings.setting_reader import SettingError, SettingReader
-from services.settings.trace_settings import read_traces
+from services.settings.setting import SettingError, read
+from services.settings.trace_settings import TraceSettings
 from services.telemetry import otlp, tracing
 from services.telemetry.logs import JsonFormatter
 from services.telemetry.otlp import Clock
@@ -76,7 +76,7 @@ async def ask(script: Script, **metadata: str) -> None:
 
 def start(collector: Collector, **environ: str) -> Callable[[float], None]:
     environ = {"ALLM_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.port}", **environ}
-    return tracing.start(read_traces(SettingReader(environ)), "allm-text", "text-1")
+    return tracing.start(read(TraceSettings, environ), "allm-text", "text-1")
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ async def test_without_traces_a_call_has_none() -> None:
     async def script(call: Call) -> None:
         seen.extend((call.trace, tracing.current(), tracing.open_span("x", {})))
         with tracing.part("x"):
-            tracing.tell_phases([("queue", 0.0)], 1.0, {}, "")
+            tracing.record_phases([("queue", 0.0)], 1.0, {}, "")
 
     await ask(script)
     assert seen == [None, None, None]
@@ -174,7 +174,7 @@ async def test_a_call_is_a_span_with_the_names_of_the_conventions(collector: Col
         (RuntimeError(SECRET), "INTERNAL", "INTERNAL", True),
     ],
 )
-async def test_an_error_is_told_by_its_code_and_never_in_words(
+async def test_error_is_recorded_by_its_code_without_its_message(
     collector: Collector, error: Exception, status: str, code: str, failed: bool
 ) -> None:
     async def script(call: Call) -> None:
@@ -193,7 +193,7 @@ async def test_a_span_goes_below_the_one_that_the_gateway_names(collector: Colle
     assert [span.trace_id, span.parent_id] == PARENT.split("-")[1:3]
 
 
-async def test_what_the_gateway_does_not_record_is_not_recorded_here(collector: Collector) -> None:
+async def test_unsampled_traces_of_the_gateway_are_not_recorded(collector: Collector) -> None:
     await ask(nothing, traceparent=PARENT.removesuffix("01") + "00", **{"x-request-id": "id-4"})
     await ask(nothing, traceparent="no such thing", **{"x-request-id": "id-5"})
     collector.trace("id-5", RPC)  # arrived later, and alone
@@ -205,8 +205,8 @@ async def test_phases_lie_one_after_the_other_below_their_call(collector: Collec
         at = call.started
         first = [("queue", at), ("prefill", at + 1), ("decode", at + 3)]
         counts = {tracing.INPUT_TOKENS: 7, tracing.OUTPUT_TOKENS: 2}
-        tracing.tell_phases(first, at + 6, counts, "")
-        tracing.tell_phases([("queue", at)], at + 1, counts, "OVERLOADED")
+        tracing.record_phases(first, at + 6, counts, "")
+        tracing.record_phases([("queue", at)], at + 1, counts, "OVERLOADED")
 
     await ask(script, **{"x-request-id": "id-6"})
     trace = collector.trace("id-6", RPC, "decode")
@@ -236,7 +236,7 @@ async def test_a_part_tells_how_it_ended(collector: Collector) -> None:
     assert all(trace.parent(trace.one(name)) == trace.one(RPC) for name in ("good", "bad"))
 
 
-async def test_what_nobody_asked_for_is_a_trace_of_its_own_and_others_link_to_it(collector: Collector) -> None:
+async def test_load_without_a_request_has_its_own_trace_with_links(collector: Collector) -> None:
     load = tracing.open_span("load", {"gen_ai.request.model": "m"})
     assert load
 
@@ -319,7 +319,7 @@ async def test_headers_and_certificates_reach_the_collector(tmp_path) -> None:
 def test_a_certificate_file_that_is_not_there_is_named() -> None:
     environ = {"ALLM_OTLP_ENDPOINT": "https://localhost:1", "ALLM_OTLP_CA_FILE": "/nonexistent/ca.pem"}
     with pytest.raises(SettingError, match="ALLM_OTLP_CA_FILE"):
-        tracing.start(read_traces(SettingReader(environ)), "allm-text", "text-1")
+        tracing.start(read(TraceSettings, environ), "allm-text", "text-1")
     assert tracing.tracer is None
 
 

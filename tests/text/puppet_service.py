@@ -32,6 +32,7 @@ from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels, TextResident
 from services.text.rendering.template_process import TemplateProcess
 from services.text.responses.responses import Responses
+from services.text.schemas.checker import SchemaChecker
 from tests.puppet_worker import PuppetWorker
 from tests.stack import MODEL
 
@@ -145,10 +146,11 @@ async def puppet_service(folder: Path, ready: Ready = READY, **limits: float) ->
     store.put(registered())
     manager = ModelManager(load)
     models = TextModels(store, manager)
-    chat, server = Chat(models), grpc.aio.server()
-    responses = Responses(chat, None)
-    facade = TextFacade(chat, Completions(models), Embeddings(models))
-    chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
+    chat = Chat(models, SchemaChecker(settings.queue_limit))
+    server = grpc.aio.server()
+    responses = Responses(models, chat, None)
+    facade = TextFacade(models, chat, Completions(models), Embeddings(models))
+    chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
     server.add_insecure_port(address := f"unix:{folder}/text")
@@ -160,4 +162,5 @@ async def puppet_service(folder: Path, ready: Ready = READY, **limits: float) ->
     finally:
         await server.stop(0)
         await responses.close()
+        await chat.close()
         await manager.close()

@@ -42,9 +42,9 @@ def test_each_prompt_counts_once_and_every_token_generated() -> None:
         ([(7, 5), (7, 1), (10, 1), (10, 2)], 2, (17, 8, 9)),
     ],
 )
-def test_callers_are_told_of_all_prompts(
+def test_callers_see_the_usage_of_all_prompts(
     choices: list[tuple[int, int]], prompts: int, usage: tuple[int, int, int]
 ) -> None:
     made: Any = [Counted(*each) for each in choices]
-    told = Completion("m", made, prompts=prompts).usage
-    assert (told.prompt_tokens, told.cached_tokens, told.completion_tokens) == usage
+    reported = Completion("m", made, prompts=prompts).usage
+    assert (reported.prompt_tokens, reported.cached_tokens, reported.completion_tokens) == usage

@@ -89,7 +89,7 @@ def test_a_response_is_openais(stack: Stack) -> None:
     assert np.linalg.norm(entry["embedding"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_what_means_the_same_is_near(stack: Stack) -> None:
+def test_similar_meanings_are_close(stack: Stack) -> None:
     found = vectors(post(stack, input=TEXTS))
     assert found[0] @ found[1] > 0.6
     assert max(found[0] @ found[2], found[1] @ found[2]) < 0.2
@@ -97,8 +97,8 @@ def test_what_means_the_same_is_near(stack: Stack) -> None:
 
 def test_floats_base64_and_the_typed_api_say_the_same(stack: Stack) -> None:
     floats = vectors(post(stack, input=TEXTS, encoding_format="float"))
-    told = post(stack, input=TEXTS, encoding_format="base64").json["data"]
-    assert np.array([unpack(base64.b64decode(one["embedding"])) for one in told]) == pytest.approx(floats, abs=1e-5)
+    encoded = post(stack, input=TEXTS, encoding_format="base64").json["data"]
+    assert np.array([unpack(base64.b64decode(one["embedding"])) for one in encoded]) == pytest.approx(floats, abs=1e-5)
     answer = create(stack, *map(text, TEXTS))
     assert (answer.model, [one.index for one in answer.embeddings]) == (ENCODER, [0, 1, 2])
     assert answer.input_tokens == sum(len(one.split()) + 3 for one in TEXTS), "with full stop, [CLS] and [SEP]"
@@ -130,7 +130,7 @@ def test_a_gguf_of_the_same_weights_gives_the_same_vectors(stack: Stack, gguf: s
 
 
 @pytest.mark.slow
-def test_as_many_inputs_as_are_allowed_beside_small_requests(stack: Stack) -> None:
+def test_as_many_inputs_as_are_allowed_and_small_requests(stack: Stack) -> None:
     many = [f"number {at} " * 2 for at in range(MAX_INPUTS)]
     alone = {at: vectors(post(stack, input=many[at]))[0] for at in (0, 1000, MAX_INPUTS - 1)}
     with ThreadPoolExecutor() as pool:
@@ -163,7 +163,7 @@ def test_as_many_inputs_as_are_allowed_beside_small_requests(stack: Stack) -> No
         ({"input": "a", "model": MODEL}, "model", "is for chat, not for embeddings"),
     ],
 )
-def test_what_cannot_be_is_a_400_that_names_it(
+def test_impossible_value_is_a_400_that_names_it(
     stack: Stack, parameters: dict[str, Any], param: str, words: str
 ) -> None:
     reply = post(stack, **parameters)

@@ -9,6 +9,7 @@ from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.parsers.dialect import choose
 from tests.case import case
+from tests.text.checked_request import checked_request
 
 HERMES = choose("", "llama")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -18,13 +19,13 @@ SCHEMA = OutputFormat(kind="json_schema", schema=CITY)
 def grammar(*, reasoning_open: bool = False, **parameters) -> str:
     messages = (Message(role="user", content="x"),)
     request = ChatRequest(model="m", messages=messages, sampling=SamplingParams(), **parameters)
-    text = grammar_of(request, HERMES, reasoning_open=reasoning_open)
+    text = grammar_of(checked_request(request), HERMES, reasoning_open=reasoning_open)
     if text:
         assert LLMatcher.validate_grammar(text) == ""
     return text
 
 
-def test_what_asks_for_nothing_is_free() -> None:
+def test_empty_request_costs_nothing() -> None:
     assert grammar() == ""
     assert grammar(tools=(Tool(name="f", parameters=CITY),)) == ""
     strict = (Tool(name="f", parameters=CITY, strict=True),)
@@ -57,7 +58,7 @@ def test_harmony_answers_in_its_final_channel() -> None:
     request = ChatRequest(
         model="m", messages=(Message(role="user", content="x"),), sampling=SamplingParams(), output=SCHEMA
     )
-    text = grammar_of(request, choose("", "gpt-oss"), reasoning_open=False)
+    text = grammar_of(checked_request(request), choose("", "gpt-oss"), reasoning_open=False)
     assert LLMatcher.validate_grammar(text) == ""
     assert "final" in text
     assert "final" not in grammar(output=SCHEMA)

@@ -64,10 +64,10 @@ def test_a_deadline_ends_a_stream_in_band_and_a_whole_answer_by_its_status(stack
         asked(stack, CHAT, long_chat(), headers=headers) as whole,
     ):
         error = in_band_error(streamed.getresponse())
-        status, told = answer(whole)
+        status, reply = answer(whole)
     assert (error["type"], error["code"]) == ("server_error", "timeout")
     assert error["message"] == f"the request took longer than the {DEADLINE_SECONDS} seconds of {HEADER}"
-    assert (status, told["error"]) == (504, error)
+    assert (status, reply["error"]) == (504, error)
     wait_until(stack, lambda: ended(stack) >= before + 2)
     steps = counter(stack, STEPS)
     wait_until(stack, lambda: is_idle(stack))
@@ -92,28 +92,28 @@ def test_a_grpc_deadline_frees_the_sequence(stack: Stack) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", "/v1/responses"])
 def test_a_deadline_that_is_no_time_is_refused_by_name_everywhere(stack: Stack, path: str) -> None:
     with asked(stack, path, b"{}", headers={HEADER: "soon"}) as connection:
-        status, told = answer(connection)
-    assert (status, told["error"]["param"], told["error"]["type"]) == (400, HEADER, "invalid_request_error")
+        status, reply = answer(connection)
+    assert (status, reply["error"]["param"], reply["error"]["type"]) == (400, HEADER, "invalid_request_error")
 
 
-def test_inputs_that_nobody_waits_for_are_not_embedded(stack: Stack) -> None:
+def test_abandoned_inputs_are_not_embedded(stack: Stack) -> None:
     body = json.dumps({"model": ENCODER, "input": ["word " * 200] * 1000}).encode()
     with asked(stack, "/v1/embeddings", json.dumps({"model": ENCODER, "input": "a"}).encode()) as connection:
         assert answer(connection)[0] == 200
     with asked(stack, "/v1/embeddings", body, headers={HEADER: "0.3"}) as connection:
-        status, told = answer(connection)
-    assert (status, told["error"]["code"]) == (504, "timeout")
+        status, reply = answer(connection)
+    assert (status, reply["error"]["code"]) == (504, "timeout")
     encoder = Runtime(stack, "text", ENCODER)
     encoder.wait_until(lambda: encoder.idle)
 
 
 @pytest.mark.slow
-def test_what_waits_beyond_its_deadline_is_never_started(narrow: Stack) -> None:
+def test_request_waiting_beyond_its_deadline_is_never_started(narrow: Stack) -> None:
     warm(narrow)
     with all_places_taken(narrow):
         with asked(narrow, CHAT, chat(), headers={HEADER: "1"}) as connection:
-            status, told = answer(connection)
-        assert (status, told["error"]["code"]) == (504, "timeout")
+            status, reply = answer(connection)
+        assert (status, reply["error"]["code"]) == (504, "timeout")
         wait_until(narrow, lambda: counter(narrow, WAITING) == 0)
         assert counter(narrow, RUNNING) == PLACES
     wait_until(narrow, lambda: is_idle(narrow))

@@ -36,8 +36,10 @@ from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.auth.identity import ADMIN, INFERENCE, SERVICE, Identity, own_identity
+from services.auth.identity_keys import read_key
 from tests.demo_model import demo_model
-from tests.identities import identity, operator, own_process, shown, write_secret
+from tests.identities import identity, operator, own_process, shown, write_keys
 from tests.minilm import ENCODER, write_gguf
 from tests.stack import environment
 
@@ -165,7 +167,7 @@ def until(condition: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     home = tmp_path_factory.mktemp("keys-mode")
-    write_secret(home)
+    write_keys(home)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keys-")))  # a socket's path must be short
         catalog = stack.enter_context(process("services.catalog", home, "catalog", folder))
@@ -209,14 +211,14 @@ def refused_rest(call: Callable[[], Any]) -> tuple[str, str]:
     """Returns HTTP status and OpenAI's error code of a failed REST call."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    told = error_pb2.ErrorStatus.FromString(details(caught.value)).error
-    return str(dict(caught.value.trailing_metadata())["x-http-status"]), told.code.string_value
+    reported = error_pb2.ErrorStatus.FromString(details(caught.value)).error
+    return str(dict(caught.value.trailing_metadata())["x-http-status"]), reported.code.string_value
 
 
-def test_nobody_gets_past_a_service(deployment: Deployment) -> None:
+def test_no_call_bypasses_a_service(deployment: Deployment) -> None:
     one = deployment.one
     assert refused(lambda: one.say(()))[:2] == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
-    forged = (("x-client-id", "key_ann"), ("x-allm-identity", "v1.e30.e30"))
+    forged = (("x-client-id", "key_ann"), ("x-allm-identity", "v2.e30.e30.e30"))
     assert refused(lambda: one.embed(forged))[0] == grpc.StatusCode.UNAUTHENTICATED
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
     assert refused_rest(lambda: one.post((), **body)) == ("401", "invalid_api_key")
@@ -227,6 +229,32 @@ def test_nobody_gets_past_a_service(deployment: Deployment) -> None:
     for who in ((), key(), operator()):
         with pytest.raises(grpc.RpcError):
             deployment.catalog.ReportModelStatus(report, metadata=who)
+
+
+def test_the_key_of_a_text_pod_speaks_for_text_services_only(deployment: Deployment) -> None:
+    """An attacker who has taken over a text Pod has this key."""
+    stolen = read_key(deployment.logs / "identity" / "text.key")
+    now = int(time.time())
+    unknown = model_service_pb2.DeleteModelRequest(id=MODEL)
+    for forged in (
+        identity("key_ann"),
+        identity("key_operator", ADMIN, INFERENCE),
+        Identity("service:text/text-1", frozenset((ADMIN, SERVICE)), expires=now + 60),
+        own_identity("operator", "allm-keys", now + 60),
+        own_identity("audio", "audio-1", now + 60),
+    ):
+        who = shown(forged, stolen)
+        code, reason, message = refused(lambda who=who: deployment.catalog.DeleteModel(unknown, metadata=who))
+        assert (code, reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+        assert "role text" in message and who[0][1] not in message
+        assert refused(lambda who=who: deployment.other.say(who))[0] == grpc.StatusCode.UNAUTHENTICATED
+    itself = shown(own_identity("text", "text-1", now + 60), stolen)
+    assert len(deployment.catalog.ListModels(model_service_pb2.ListModelsRequest(), metadata=itself).models) == 2
+    for call in (
+        lambda: deployment.catalog.DeleteModel(unknown, metadata=itself),
+        lambda: deployment.other.say(itself),
+    ):
+        assert refused(call)[0] == grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_with_a_key_everything_works(deployment: Deployment) -> None:
@@ -289,7 +317,7 @@ def test_responses_belong_to_their_key(deployment: Deployment) -> None:
     assert refused_rest(lambda: list(rest.GetResponse(theirs, metadata=bob))) == ("404", "response_not_found")
 
 
-def test_what_another_model_said_is_not_continued(deployment: Deployment) -> None:
+def test_response_of_another_model_is_not_continued(deployment: Deployment) -> None:
     """The key's list of models may have become shorter since."""
     catalog, source = deployment.catalog, demo_model().as_uri()
     new = model_service_pb2.RegisterModelRequest(id="twin", source=source, format="gguf", aliases=["o3"])

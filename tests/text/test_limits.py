@@ -56,7 +56,7 @@ BOUNDS = [
 ]
 
 
-def test_what_lies_on_a_bound_passes_and_reaches_the_worker() -> None:
+def test_values_on_a_bound_pass_and_reach_the_worker() -> None:
     for name, values in BOUNDS:
         with case(name=name, values=values):
             for value in values:
@@ -71,7 +71,7 @@ def test_every_parameter_of_sampling_has_a_bound_that_passes_above() -> None:
     assert {name for name, _ in BOUNDS} == {field.name for field in dataclasses.fields(SamplingParams)}
 
 
-def test_what_is_out_of_bounds_is_refused_by_name() -> None:
+def test_out_of_range_values_are_refused_by_name() -> None:
     for name, value, words in [
         ("temperature", -0.1, "must be 0 to 2, not -0.1"),
         ("temperature", 2.0001, "must be 0 to 2, not 2.0001"),

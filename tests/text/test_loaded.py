@@ -19,9 +19,11 @@ import psutil
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 
-from services.errors import Timeout
+from services.auth.caller import Caller, keep_caller
+from services.auth.identity import INFERENCE, Identity
+from services.errors import Overloaded, Timeout
 from services.settings.settings import load_settings
-from services.text.engine.messages import Accepted, Hold, Piece, Stepped, Submit, TokenLogprob
+from services.text.engine.messages import Accepted, Hold, Piece, Ready, Stepped, Submit, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
 from services.text.rendering.template_process import TemplateProcess
@@ -67,9 +69,9 @@ def accepting() -> PuppetWorker:
 
 
 @asynccontextmanager
-async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]:
+async def loaded(worker: Any, ready: Ready = READY, **limits: float) -> AsyncIterator[LoadedTextModel]:
     settings = replace(load_settings({}).text, **limits)
-    model = LoadedTextModel(MODEL, "llama", worker, READY, settings, TemplateProcess(MODEL, 1))
+    model = LoadedTextModel(MODEL, "llama", worker, ready, settings, TemplateProcess(MODEL, 1))
     try:
         yield model
     finally:
@@ -105,7 +107,36 @@ async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_rea
         assert sum(isinstance(message, Cancel) for message in worker.sent) == 1
 
 
-async def test_an_answer_that_nobody_reads_is_held_until_somebody_does() -> None:
+async def test_two_keys_share_a_full_queue_and_a_lone_one_fills_it() -> None:
+    worker = accepting()
+
+    async def ask(key: str) -> Any:
+        keep_caller(Caller(Identity(key, frozenset((INFERENCE,)))))
+        async with model.generate(key, "Hello.", SamplingParams()) as answer:
+            return await answer.ready()
+
+    async def asked(key: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(ask(key))
+        await asyncio.sleep(0)
+        return task
+
+    one_place = replace(READY, max_sequences=1)
+    async with asyncio.timeout(PATIENCE_SECONDS), loaded(worker, one_place, queue_limit=3) as model:
+        greedy = [await asked("greedy") for _ in range(4)]
+        with pytest.raises(Overloaded, match="ALLM_QUEUE_LIMIT"):
+            await (await asked("greedy"))
+        others = [await asked("other") for _ in range(2)]
+        for refused in greedy[2:]:
+            with pytest.raises(Overloaded, match="ALLM_QUEUE_LIMIT"):
+                await refused
+        with pytest.raises(Overloaded, match="ALLM_QUEUE_LIMIT"):  # two and two
+            await (await asked("other"))
+        assert [message.request for message in worker.sent if isinstance(message, Cancel)] == [4, 3]
+        worker.say(Stepped([Piece(number, "word", "stop", 1, 0) for number in (1, 2, 5, 6)], model.counters))
+        assert all([await task for task in (*greedy[:2], *others)])
+
+
+async def test_unread_answer_is_held_until_it_is_read() -> None:
     worker = accepting()
     async with asyncio.timeout(PATIENCE_SECONDS), loaded(worker, stall_seconds=0.5) as model:  # noqa: SIM117 (too long)
         async with model.generate("me", "Hello.", SamplingParams()) as answer:
@@ -118,7 +149,7 @@ async def test_an_answer_that_nobody_reads_is_held_until_somebody_does() -> None
             begun = time.monotonic()
             while time.monotonic() - begun < 1.0:  # noqa: ASYNC110 (nothing shall happen)
                 await asyncio.sleep(POLL_SECONDS)
-            assert not worker.killed, "it does what it was told: nothing"
+            assert not worker.killed, "it does nothing, as scripted"
             assert len("".join(piece.text for piece in await answer.ready())) == words * 500
             assert worker.sent[-1] == Hold(1, held=False)
             with pytest.raises(Timeout, match="no progress"):
@@ -126,7 +157,7 @@ async def test_an_answer_that_nobody_reads_is_held_until_somebody_does() -> None
 
 
 @pytest.mark.parametrize(("logprobs", "most"), [(0, 4000), (20, 200)])
-async def test_logprobs_that_nobody_reads_are_counted(logprobs: int, most: int) -> None:
+async def test_unread_logprobs_are_counted(logprobs: int, most: int) -> None:
     held: list[bool] = []
     answer = Answer(held.append)
     top = [(b"token", -1.0)] * logprobs
@@ -171,7 +202,7 @@ def ask(stack: Stack, model: str) -> Reply:
     return post(stack, json.dumps({**json.loads(chat()), "model": model}).encode())
 
 
-def test_what_cannot_be_served_is_not_listed(own: Stack) -> None:
+def test_unservable_model_is_not_listed(own: Stack) -> None:
     assert sorted(listed(own)) == sorted([MODEL, ALIAS, HOLLOW])
 
 
@@ -215,9 +246,9 @@ def test_a_killed_worker_ends_its_requests_with_internal_and_the_next_gets_a_fre
             error = in_band_error(stream)
             assert (error["type"], error["code"]) == ("server_error", "internal")
             assert "SIGKILL" in error["message"]
-        told = error_of(typed)
-        assert (told.code, told.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
-        assert told.message == error["message"]
+        reported = error_of(typed)
+        assert (reported.code, reported.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        assert reported.message == error["message"]
         reply = reply_to(whole)
         assert (reply.status, reply.error) == (500, error)
     wait_replaced(own, worker)
@@ -225,7 +256,7 @@ def test_a_killed_worker_ends_its_requests_with_internal_and_the_next_gets_a_fre
     assert psutil.Process(service).is_running()
 
 
-def test_requests_that_come_while_a_worker_dies_are_answered_or_told_to_ask_again(own: Stack) -> None:
+def test_requests_that_come_while_a_worker_dies_are_answered_or_asked_to_retry(own: Stack) -> None:
     """These callers did nothing wrong, and nothing was lost: they never get a 500."""
     worker = only_worker(own)
     begin = threading.Barrier(COMING + 1)

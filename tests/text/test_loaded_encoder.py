@@ -151,5 +151,5 @@ async def test_a_worker_that_hangs_is_killed_and_its_requests_time_out() -> None
         with pytest.raises(Timeout, match="no progress"):
             await asked
         assert worker.killed.is_set()
-        with pytest.raises(ModelNotReady, match="has just ended"):
+        with pytest.raises(ModelNotReady, match="just ended"):
             await model.embed("me", ["a"])

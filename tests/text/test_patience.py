@@ -98,14 +98,14 @@ def typed(service: PuppetService) -> Any:
 
 async def ended_alike(service: PuppetService) -> tuple[str, str, str]:
     """Calls the service in every way; returns type, code and message of the error that all calls share."""
-    stream, whole, told = await asyncio.gather(
+    stream, whole, typed_error = await asyncio.gather(
         in_band(service.post(messages=MESSAGES, stream=True)),
         refused(service.post(messages=MESSAGES)),
         refused(typed(service)),
     )
-    assert whole.code == told.code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert whole.code == typed_error.code == grpc.StatusCode.DEADLINE_EXCEEDED
     assert whole.trailers["x-http-status"] == "504"
-    assert (told.reason, told.message) == ("TIMEOUT", stream[2])
+    assert (typed_error.reason, typed_error.message) == ("TIMEOUT", stream[2])
     assert whole.openai == stream
     return stream
 
@@ -141,33 +141,41 @@ async def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(fo
         assert (await anext(first)).data.startswith(b"data: ")
         second = asyncio.ensure_future(read(service.post(messages=MESSAGES)))
         await until(lambda: len(submitted(service.workers[0])) == 2)
-        over, told = await refused(service.post(messages=MESSAGES)), await refused(typed(service))
+        over, typed_error = await refused(service.post(messages=MESSAGES)), await refused(typed(service))
         (worker,) = service.workers
         for request in submitted(worker):
             worker.say(stepped(Piece(request.request, " it is", "stop", 2, 0)))
         assert (await read(first))[-1].endswith(b"data: [DONE]\n\n")
         assert json.loads(b"".join(await second))["choices"][0]["message"]["content"] == "Paris it is"
-    assert over.code == told.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert over.code == typed_error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (over.trailers["x-http-status"], *over.openai[:2]) == ("429", "rate_limit_error", "overloaded")
     assert int(over.trailers["retry-after"]) >= 1
     assert "ALLM_QUEUE_LIMIT" in over.message
-    assert (told.reason, told.message) == ("OVERLOADED", over.openai[2])
+    assert (typed_error.reason, typed_error.message) == ("OVERLOADED", over.openai[2])
+
+
+async def test_more_messages_than_tokens_fit_are_refused_before_they_are_rendered(folder: Path) -> None:
+    many = [{"role": "user", "content": "x"}] * (READY.context_tokens + 1)
+    async with asyncio.timeout(PATIENCE_SECONDS), puppet_service(folder) as service:
+        error = await refused(service.post(messages=many))
+    assert error.openai[:2] == ("invalid_request_error", "context_length_exceeded")
+    assert f"{len(many)} messages" in error.message
 
 
 @pytest.mark.parametrize(
-    ("method", "asked", "told"),
+    ("method", "asked", "details"),
     [
         ("CreateChatCompletion", {"messages": MESSAGES}, "prompt_tokens_details"),
         ("CreateResponse", {"input": "Hello.", "store": False}, "input_tokens_details"),
     ],
 )
 async def test_a_session_has_a_name_and_its_cached_tokens_show_in_usage(
-    folder: Path, method: str, asked: dict[str, Any], told: str
+    folder: Path, method: str, asked: dict[str, Any], details: str
 ) -> None:
     """tests/text/engine/runtimes/test_llama_cpp.py tests the name's effect on the cache."""
     async with asyncio.timeout(PATIENCE_SECONDS), puppet_service(folder) as service:
         service.script = lambda worker, request: end(worker, request, cached=CACHED)
         answer = json.loads(b"".join(await read(service.post(method, prompt_cache_key="session", **asked))))
-        assert answer["usage"][told]["cached_tokens"] == CACHED
+        assert answer["usage"][details]["cached_tokens"] == CACHED
         await read(service.post(method, **asked))
         assert [request.cache_key for request in submitted(service.workers[0])] == ["session", ""]

@@ -162,7 +162,7 @@ def test_a_leader_that_has_lost_something_ends(start: Callable[..., Node], tmp_p
     else:
         (tmp_path / "lost").touch()
     assert node.ended() == 1
-    assert f"{what} has gone" in node.output()
+    assert f"{what} has left" in node.output()
 
 
 def test_a_leader_may_be_stopped_while_it_waits_for_the_others(start: Callable[..., Node]) -> None:
@@ -196,7 +196,7 @@ def test_a_worker_that_has_lost_ray_ends(start: Callable[..., Node], leader: soc
     node = start("worker", "--ip=10.0.0.2", "--gpus=4", f"--leader={LEADER}")
     os.kill(node.ray()[0], signal.SIGTERM)
     assert node.ended() == 1
-    assert "this group has to be made anew" in node.output()
+    assert "this group must be restarted" in node.output()
 
 
 def test_a_worker_may_be_stopped_before_there_is_a_leader(start: Callable[..., Node]) -> None:
@@ -208,7 +208,7 @@ def test_a_worker_may_be_stopped_before_there_is_a_leader(start: Callable[..., N
 
 
 @pytest.mark.parametrize("wrong", [["leader"], ["worker", "--ip=10.0.0.1", "--gpus=two", "--leader=x"], ["both"]])
-def test_wrong_arguments_are_told(wrong: list[str]) -> None:
+def test_wrong_arguments_are_reported(wrong: list[str]) -> None:
     command = [sys.executable, "-m", "services.text.ray_node", *wrong]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

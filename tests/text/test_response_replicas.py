@@ -75,7 +75,7 @@ def test_one_runs_it_the_other_cancels_it(first: Replica, second: Replica) -> No
         wait_until(lambda response_id=response_id: second.get(response_id).status not in RUNNING)
 
 
-def test_it_survives_whoever_asked_for_it(two: Stack, second: Replica) -> None:
+def test_it_survives_its_caller(two: Stack, second: Replica) -> None:
     folder = Path(two.note["folder"])
     with grpc.insecure_channel(f"unix:{folder / 'text-1.sock'}") as channel:
         queued = Replica(channel).create("What is the capital of France?", background=True)
@@ -158,7 +158,7 @@ def test_a_bad_field_is_named(first: Replica, change: dict[str, Any], param: str
     assert reason_of(caught.value)[1:] == ("INVALID_REQUEST", param)
 
 
-def test_what_a_killed_replica_was_making_has_failed(two: Stack, first: Replica, second: Replica) -> None:
+def test_response_of_a_killed_replica_has_failed(two: Stack, first: Replica, second: Replica) -> None:
     queued, killed = long(second), two.note["children"]["text-2"]
     os.kill(killed, signal.SIGKILL)
     response = wait_until(lambda: (found := first.get(queued.id)).status not in RUNNING and found)

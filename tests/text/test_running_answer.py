@@ -10,7 +10,8 @@ from services.text.conversation import ToolCall, Usage
 from services.text.engine.messages import Piece, TokenLogprob
 from services.text.loaded import Answer
 from services.text.parsers.dialect import ToolShape, choose
-from services.text.running_answer import CallBegun, CallDelta, Choice, ChoiceEvent, Finished, ReasoningDelta, TextDelta
+from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
+from services.text.running_answer import Choice
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 FIRST, SECOND = TokenLogprob(b"Hi", -0.1, []), TokenLogprob(b"!", -0.2, [])
@@ -28,52 +29,52 @@ def choice(*pieces: Piece, reasoning_open: bool = False) -> Choice:
     return Choice(answer, choose("", "llama").parser([ToolShape("f", None)], reasoning_open=reasoning_open))
 
 
-async def all_events(running: Choice) -> list[ChoiceEvent]:
-    events: list[ChoiceEvent] = []
-    while not running.said.finish:
+async def all_events(running: Choice) -> list[AnswerEvent]:
+    events: list[AnswerEvent] = []
+    while not running.content.finish:
         events += await running.ready()
     return events
 
 
-async def test_text_is_told_as_it_comes() -> None:
+async def test_text_is_streamed_as_it_comes() -> None:
     running = choice(piece("Hel", 1), piece("lo", 2), piece("", 3, "stop"))
     assert await all_events(running) == [TextDelta("Hel"), TextDelta("lo"), Finished("stop")]
-    assert (running.said.text, running.said.calls, running.said.finish) == ("Hello", [], "stop")
+    assert (running.content.text, running.content.calls, running.content.finish) == ("Hello", [], "stop")
     assert running.usage == Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=3)
 
 
 async def test_a_call_has_an_id_and_ends_the_answer_as_a_call() -> None:
     running = choice(piece(CALL[:30], 1), piece(CALL[30:], 2), piece("", 3, "stop"))
     begun, *deltas, finished = await all_events(running)
-    assert isinstance(begun, CallBegun)
+    assert isinstance(begun, CallStarted)
     assert (begun.index, begun.name) == (0, "f")
     assert begun.id.startswith("call_")
-    assert all(isinstance(delta, CallDelta) for delta in deltas)
-    assert "".join(delta.arguments for delta in deltas) == '{"a": 1}'
+    assert all(isinstance(delta, CallArguments) for delta in deltas)
+    assert "".join(delta.text for delta in deltas) == '{"a": 1}'
     assert finished == Finished("tool_calls")
-    assert running.said.calls == [ToolCall(id=begun.id, name="f", arguments='{"a": 1}')]
+    assert running.content.calls == [ToolCall(id=begun.id, name="f", arguments='{"a": 1}')]
 
 
 async def test_a_call_that_was_cut_off_ended_by_length() -> None:
     running = choice(piece(CALL[:45], 1, "length"))
     events = await all_events(running)
     assert events[-1] == Finished("length")
-    assert running.said.finish == "length"
+    assert running.content.finish == "length"
 
 
-async def test_thoughts_are_told_apart_and_counted() -> None:
+async def test_thoughts_are_separated_and_counted() -> None:
     running = choice(piece("hm, ", 2), piece("well</think>", 4), piece("Yes", 5, "stop"), reasoning_open=True)
     events = await all_events(running)
     assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "hm, well"
     assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == "Yes"
     assert running.usage.reasoning_tokens == 4
-    assert running.said.reasoning == "hm, well"
+    assert running.content.reasoning == "hm, well"
 
 
 async def test_logprobs_come_with_their_text_and_none_is_lost() -> None:
     running = choice(piece("Hi", 1, logprobs=[FIRST]), piece("", 2, "stop", logprobs=[SECOND]))
     assert await all_events(running) == [TextDelta("Hi", (FIRST,)), TextDelta("", (SECOND,)), Finished("stop")]
-    assert running.said.logprobs == [FIRST, SECOND]
+    assert running.content.logprobs == [FIRST, SECOND]
 
 
 async def test_an_error_ends_every_choice() -> None:
@@ -100,7 +101,7 @@ async def test_choices_are_merged_as_they_come() -> None:
     await completion.close()
 
 
-async def test_who_stops_listening_leaves_no_task() -> None:
+async def test_ended_reader_leaves_no_task() -> None:
     completion = Completion("m", [choice(), choice(piece("b", 1))])
     await completion.ready()
     await completion.close()

@@ -45,12 +45,12 @@ def test_a_schema_that_cannot_be_followed_is_refused_by_keyword() -> None:
         ),
     ],
 )
-def test_what_says_nothing_is_left_out(schema: dict[str, Any], fitted: dict[str, Any]) -> None:
+def test_keywords_without_effect_are_left_out(schema: dict[str, Any], fitted: dict[str, Any]) -> None:
     assert fit(schema) == fitted
     check_schema(schema, "x")
 
 
-def test_what_says_something_stays() -> None:
+def test_keywords_with_effect_stay() -> None:
     for schema in [
         {"type": "string", "format": "uuid"},
         # Names of properties that are also keywords.
@@ -131,7 +131,7 @@ def test_as_many_as_are_allowed_can_be_written() -> None:
     assert matcher.is_accepting()
 
 
-def test_what_nobody_promised_to_follow_is_followed_as_far_as_it_can_be() -> None:
+def test_optional_keywords_are_followed_as_far_as_possible() -> None:
     plain = {"type": "object", "properties": {"a": {"type": "integer"}}}
     assert lenient(plain) == plain
     loose = lenient({**plain, "propertyNames": {"pattern": "^a"}, "minProperties": 1})

@@ -31,7 +31,7 @@ CASES = {case.name: case.schema for case in schema_cases()}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in CASES])
-def test_what_the_model_answers_is_valid(stack: Stack, name: str) -> None:
+def test_answers_of_the_model_are_valid(stack: Stack, name: str) -> None:
     schema = CASES[name]
     body = {
         "model": MODEL,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
 import grpc
 import pytest
+from allm.text.v1 import chat_service_pb2, response_service_pb2
+from allm.text.v1.chat_service_pb2_grpc import ChatServiceStub
+from allm.text.v1.response_service_pb2_grpc import ResponseServiceStub
 
+from tests.case import case
 from tests.stack import ALIAS, MODEL, Stack
+from tests.text.response_replica import asked
 from tests.text.service import (
     CHAT,
     PATIENCE_SECONDS,
@@ -82,7 +88,7 @@ def test_a_caller_who_hangs_up_frees_the_sequence(
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_read_holds_up_nobody_and_keeps_no_cells(stack: Stack) -> None:
+def test_client_that_does_not_read_delays_no_other_and_keeps_no_cells(stack: Stack) -> None:
     warm(stack)
     body = long_chat(400, stream=True)
     with socket.socket() as client:
@@ -100,7 +106,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_keeps_no_cells(stack: S
     ("content", "wanted", "param"),
     [("word " * 9000, 1, "messages"), ("Hello.", CONTEXT, "max_tokens")],
 )
-def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
+def test_prompt_over_the_context_is_refused_with_both_numbers(
     stack: Stack, content: str, wanted: int, param: str
 ) -> None:
     reply = post(stack, chat(content, max_tokens=wanted))
@@ -109,10 +115,10 @@ def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
     numbers = [int(number) for number in re.findall(r"\d+", reply.error["message"])]
     assert CONTEXT in numbers
     assert max(numbers) > CONTEXT
-    told = typed_error(stack, typed_chat(content, max_tokens=wanted))
-    assert (told.code, told.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-    assert told.metadata["param"] == param
-    assert told.message == reply.error["message"]
+    reported = typed_error(stack, typed_chat(content, max_tokens=wanted))
+    assert (reported.code, reported.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+    assert reported.metadata["param"] == param
+    assert reported.message == reply.error["message"]
 
 
 def test_a_megabyte_without_a_space_is_refused_and_the_worker_lives_on(stack: Stack) -> None:
@@ -131,7 +137,7 @@ def test_a_seed_repeats_an_answer(stack: Stack) -> None:
     assert first != other
 
 
-def test_an_alias_is_listed_beside_its_model(stack: Stack) -> None:
+def test_an_alias_is_listed_with_its_model(stack: Stack) -> None:
     assert {MODEL, ALIAS} <= set(listed(stack))
 
 
@@ -142,16 +148,51 @@ def log_lines(stack: Stack, name: str, request: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "reported"),
     [(chat(max_tokens=2), 200, "request done"), (chat(temperature=9), 400, "request failed")],
 )
-def test_both_logs_have_the_request_id_of_the_response(stack: Stack, body: bytes, status: int, told: str) -> None:
+def test_both_logs_have_the_request_id_of_the_response(stack: Stack, body: bytes, status: int, reported: str) -> None:
     reply = post(stack, body)
     request = reply.headers["x-request-id"]
     assert reply.status == status
     wait_until(stack, lambda: log_lines(stack, "text", request) and log_lines(stack, "gateway", request))
     (line,) = log_lines(stack, "text", request)
-    assert (line["request_id"], line["msg"], line["level"]) == (request, told, "info")
+    assert (line["request_id"], line["msg"], line["level"]) == (request, reported, "info")
+
+
+def rest(stack: Stack, path: str, **body: Any) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_SECONDS)) as connection:
+        connection.request("POST", path, json.dumps({"model": MODEL, **body}), {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert (response.status, bool(response.read())) == (200, True)
+
+
+def test_the_log_has_the_usage_of_every_endpoint(stack: Stack) -> None:
+    typed = typed_chat(max_tokens=2)
+    whole = chat_service_pb2.CreateChatCompletionRequest(
+        model=typed.model, messages=typed.messages, sampling=typed.sampling
+    )
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        chats, responses = ChatServiceStub(channel), ResponseServiceStub(channel)
+        for name, ask in {
+            "TextFacade.CreateCompletion": lambda: rest(stack, "/v1/completions", prompt="Once", max_tokens=2),
+            "ResponsesFacade.CreateResponse": lambda: rest(
+                stack, "/v1/responses", input="Hi", max_output_tokens=2, store=False
+            ),
+            "ChatServicer.CreateChatCompletion": lambda: chats.CreateChatCompletion(whole),
+            "ChatServicer.StreamChatCompletion": lambda: list(chats.StreamChatCompletion(typed)),
+            "ResponseServicer.CreateResponse": lambda: responses.CreateResponse(
+                response_service_pb2.CreateResponseRequest(**asked("Hi", {"max_tokens": 2}))
+            ),
+            "ResponseServicer.StreamResponse": lambda: list(
+                responses.StreamResponse(response_service_pb2.StreamResponseRequest(**asked("Hi", {"max_tokens": 2})))
+            ),
+        }.items():
+            with case(rpc=name):
+                before = len(log_lines(stack, "text", name))
+                ask()
+                wait_until(stack, lambda name=name, before=before: len(log_lines(stack, "text", name)) > before)
+                assert log_lines(stack, "text", name)[-1]["usage"]["completion"] == 2
 
 
 def with_messages(messages: Any) -> bytes:

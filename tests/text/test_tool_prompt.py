@@ -15,7 +15,7 @@ def test_without_tools_and_calls_nothing_changes() -> None:
     assert with_tools((USER,), ()) == (USER,)
 
 
-def test_tools_are_told_in_front() -> None:
+def test_tools_are_described_in_front() -> None:
     system, user = with_tools((USER,), (TOOL,))
     assert user == USER
     assert system.role == "system"

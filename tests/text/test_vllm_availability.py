@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.models.registry import RUNTIMES, Runtime
+from services.models.registry import RUNTIMES, EngineRegistry, Runtime
 from services.models.vllm_models import (
     VLLM_CPU_DECODERS,
     VLLM_CPU_QUANTIZATIONS,
@@ -16,13 +16,13 @@ from services.models.vllm_models import (
     VLLM_MISSING,
     VLLM_QUANTIZATIONS,
 )
-from services.text.vllm_availability import text_runtimes
+from services.text.vllm_availability import text_runtimes, with_vllm_here
 
 SECONDS = 60.0  # time for an interpreter's start on a busy machine
 
 
-def vllm(python: str, device: str = "cpu", seconds: float = SECONDS) -> Runtime:
-    runtimes = text_runtimes(python, device, seconds)
+def vllm(python: str, seconds: float = SECONDS) -> Runtime:
+    runtimes = text_runtimes(python, seconds)
     assert [runtime.name for runtime in runtimes] == [runtime.name for runtime in RUNTIMES]
     assert [runtime for runtime in runtimes if runtime.name != "vllm"] == [
         one for one in RUNTIMES if one.name != "vllm"
@@ -61,7 +61,7 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
     assert "has no vLLM" in vllm(interpreter(tmp_path / "bare", "services")).missing
 
 
-def test_what_is_no_interpreter_is_told(tmp_path: Path) -> None:
+def test_what_is_no_interpreter_is_reported(tmp_path: Path) -> None:
     assert "cannot be started: No such file or directory" in vllm(str(tmp_path / "python")).missing
     broken = interpreter(tmp_path, body="#!/bin/sh\nexit 3\n")
     assert "ended with exit code 3" in vllm(broken).missing
@@ -73,8 +73,14 @@ def test_what_is_no_interpreter_is_told(tmp_path: Path) -> None:
 
 
 def test_on_a_cpu_fewer_models_run(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, "vllm", "services")
-    here, there = vllm(python, "cpu"), vllm(python, "cuda")
+    runtimes = text_runtimes(interpreter(tmp_path, "vllm", "services"), SECONDS)
+
+    def on(device: str) -> Runtime:
+        registry = with_vllm_here(EngineRegistry(device, forced=True, runtimes=runtimes))
+        assert (registry.device, registry.forced) == (device, True)
+        return next(one for one in registry.runtimes if one.name == "vllm")
+
+    here, there = on("cpu"), on("cuda")
     assert (here.architectures, here.quantizations) == ({"chat": VLLM_CPU_DECODERS}, VLLM_CPU_QUANTIZATIONS)
     assert (there.architectures, there.quantizations) == ({"chat": VLLM_DECODERS}, VLLM_QUANTIZATIONS)
 
@@ -84,7 +90,7 @@ def test_our_own_interpreter_is_asked_without_importing_anything(tmp_path: Path)
     program = (
         "import sys\n"
         "from services.text.vllm_availability import text_runtimes\n"
-        "(found,) = [one for one in text_runtimes('', 'cpu') if one.name == 'vllm']\n"
+        "(found,) = [one for one in text_runtimes('') if one.name == 'vllm']\n"
         "assert not {'vllm', 'torch', 'ray', 'transformers'} & set(sys.modules)\n"
         "print(found.missing)\n"
     )

@@ -30,21 +30,21 @@ def descriptor(**engine) -> ModelDescriptor:
 
 
 def manager(tmp_path: Path, **settings: str) -> TextManager:
-    return TextManager(load_settings({"ALLM_HOME": str(tmp_path), **settings}).text, "cpu")
+    return TextManager(load_settings({"ALLM_HOME": str(tmp_path), **settings}).text)
 
 
-async def test_what_is_registered_comes_before_the_settings(tmp_path: Path) -> None:
+async def test_registration_overrides_the_settings(tmp_path: Path) -> None:
     made = manager(tmp_path, ALLM_CONTEXT_TOKENS="4096", ALLM_DTYPE="float32", ALLM_MAX_SEQUENCES="7")
-    plain = made.options(descriptor())
+    plain = made.options(descriptor(), VLLM)
     assert (plain.context_tokens, plain.dtype, plain.max_sequences) == (4096, "float32", 7)
     assert (plain.tensor_parallel, plain.pipeline_parallel, plain.ray_address) == (1, 1, "")
     own = {"context_tokens": 512, "dtype": "bfloat16", "max_sequences": 3, "kv_tokens": 2048}
-    options = made.options(descriptor(tensor_parallel=2, pipeline_parallel=4, **own))
+    options = made.options(descriptor(tensor_parallel=2, pipeline_parallel=4, **own), VLLM)
     assert options == replace(plain, tensor_parallel=2, pipeline_parallel=4, **own)
 
 
 async def test_vllm_keeps_to_itself_and_to_this_machine(tmp_path: Path) -> None:
-    options = manager(tmp_path).options(descriptor())
+    options = manager(tmp_path).options(descriptor(), VLLM)
     alone = vllm_environ(options, tmp_path)
     assert alone["VLLM_NO_USAGE_STATS"] == alone["DO_NOT_TRACK"] == "1"
     assert alone["VLLM_PLUGINS"] == ""
@@ -72,7 +72,7 @@ async def test_nothing_is_compiled_where_the_model_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, compilers: list[str], compiles: bool
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name if name in compilers else None)
-    options = replace(manager(tmp_path).options(descriptor()), **changes)
+    options = replace(manager(tmp_path).options(descriptor(), VLLM), **changes)
     assert ("TORCH_COMPILE_DISABLE" not in vllm_environ(options, tmp_path)) == compiles
 
 
@@ -87,7 +87,7 @@ async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None
 
 async def test_the_need_follows_what_is_registered(tmp_path: Path) -> None:
     made = manager(tmp_path, ALLM_VLLM_COMPILE="off")
-    need = TextMemoryEstimate(load_settings({"ALLM_HOME": str(tmp_path)}).text, "cpu", made.options)
+    need = TextMemoryEstimate(load_settings({"ALLM_HOME": str(tmp_path)}).text, made.options)
     small, large = (need(descriptor(kv_tokens=cells, context_tokens=1024), VLLM) for cells in (4096, 8192))
     assert large.parts["cache"] - small.parts["cache"] == 4096 * 30 * 2 * 3 * 64 * 2
     assert small.parts["worker"] > need(descriptor(), TORCH).parts["worker"]

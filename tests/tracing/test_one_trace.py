@@ -125,7 +125,7 @@ def test_a_chat_stream(stack: Stack, collector: Collector) -> None:
     assert log_line(stack, "gateway", request_id)["trace_id"] == server.trace_id
 
 
-def test_whoever_comes_first_has_the_model_loaded(stack: Stack, collector: Collector) -> None:
+def test_first_request_loads_the_model(stack: Stack, collector: Collector) -> None:
     post(stack, chat(max_tokens=1))
 
     def whole(spans: list[Seen]) -> Trace | None:

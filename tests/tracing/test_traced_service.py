@@ -56,7 +56,7 @@ async def stopped(process: asyncio.subprocess.Process) -> int:
         return await process.wait()
 
 
-async def test_what_was_not_sent_yet_is_sent_before_it_ends(tmp_path: Path) -> None:
+async def test_pending_spans_are_sent_before_the_end(tmp_path: Path) -> None:
     with collecting() as collector:
         async with answered(tmp_path, collector.port) as process:
             assert await stopped(process) == 0

@@ -120,7 +120,7 @@ DEFECTS = (
     Defect("shuffled-tokens", _shuffled, "likelihood", "bits per byte"),
     Defect("transposed-weights", _transposed, "likelihood", "bits per byte"),
     Defect("zeroed-layer", _zeroed, "likelihood", "bits per byte"),
-    Defect("nan-weights", _not_a_number, "likelihood", "are no numbers"),
+    Defect("nan-weights", _not_a_number, "likelihood", "are not finite numbers"),
     Defect("broken-tool-template", _template(NO_RESULTS), "tool-call", "results of a call"),
     Defect(
         "missing-tensor", lambda model: model.rename("output_norm.weight", "output_nrom.weight"), "load", "output_norm"

@@ -27,7 +27,7 @@ def test_equal_answers() -> None:
 
 def test_answers_that_part_clearly() -> None:
     found = difference(answer(token("a"), token("b")), answer(token("a"), token("c")))
-    assert found.startswith("they part at token 2, 'b' and 'c'")
+    assert found.startswith("they differ at token 2, 'b' and 'c'")
 
 
 @pytest.mark.parametrize("sides", [(TIE / 2, 5.0), (5.0, TIE / 2)])
@@ -42,11 +42,11 @@ def test_an_answer_that_ends_earlier() -> None:
     assert difference(answer(token("a"), finish=STOP), answer(token("a"), token("b", gap=0.1))) == ""
 
 
-def test_the_same_tokens_told_otherwise() -> None:
+def test_same_tokens_with_other_labels() -> None:
     lost = answer(token("a"), token("b"))
     lost.text = "a"
-    assert "are told as" in difference(answer(token("a"), token("b")), lost)
-    assert "are told as" in difference(answer(token("a")), answer(token("a"), finish=STOP))
+    assert "became the texts" in difference(answer(token("a"), token("b")), lost)
+    assert "became the texts" in difference(answer(token("a")), answer(token("a"), finish=STOP))
 
 
 def test_the_first_pair_that_parts_is_named() -> None:

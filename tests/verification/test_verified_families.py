@@ -47,7 +47,7 @@ def test_a_family_passes_on_torch(models: ModelCommands, name: str, tmp_path: Pa
     write, form = RANDOM[name]
     found = _verify(models, name, write(models.root / name), tmp_path, "--random-weights")
     checks = {each["name"]: each for each in found["checks"]}
-    assert checks["chat-template"]["seen"] == f"the prompts are those of {form}"
+    assert checks["chat-template"]["seen"] == f"the prompts match {form}"
     assert [each["name"] for each in found["checks"] if each["verdict"] == "skipped"] == ["likelihood", "stop-tokens"]
     assert all(checks[each]["seen"] == NO_SENSE for each in ("likelihood", "stop-tokens"))
     assert (found["weights"], found["runtime"]) == ("random", "torch")
@@ -64,7 +64,7 @@ def test_a_family_passes_on_llama_cpp(models: ModelCommands, name: str, tmp_path
     checks = {each["name"]: each for each in found["checks"]}
     assert list(checks) == [check.name for check in CHECKS]
     assert {name for name, each in checks.items() if each["verdict"] != "passed"} == {"likelihood", "stop-tokens"}
-    assert checks["chat-template"]["seen"] == f"the prompts are those of {form}"
+    assert checks["chat-template"]["seen"] == f"the prompts match {form}"
     assert (found["weights"], found["runtime"]) == ("random", "llama_cpp")
 
 

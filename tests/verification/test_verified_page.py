@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.verified import FAMILIES, PAGE, RESULTS, file_name, load, page
-from services.cli.verify.family import family_of
+from bench.verified import FAMILIES, PAGE, family_of, file_name, files, load, page
 from services.cli.verify.suite import CHECKS, NO_SENSE
 
 
@@ -21,10 +20,10 @@ def test_every_family_is_recorded_with_what_it_ran_on() -> None:
         assert each["versions"]["allm"]
         assert [check["name"] for check in each["checks"]] == [check.name for check in CHECKS], "no check is left out"
         assert each["passed"]
-    assert {file_name(each) for each in results} == {path.name for path in RESULTS.iterdir()}
+    assert {file_name(each) for each in results} == {path.name for path in files()}
 
 
-def test_what_random_weights_cannot_show_is_said() -> None:
+def test_limits_of_random_weights_are_stated() -> None:
     for each in load():
         not_shown = {check["name"] for check in each["checks"] if check["seen"] == NO_SENSE}
         assert not_shown == ({"likelihood", "stop-tokens"} if each["weights"] == "random" else set())

@@ -98,7 +98,7 @@ def test_an_end_inside_a_frame_is_an_end(pair: tuple[socket.socket, socket.socke
         channel.receive()
 
 
-def test_sending_to_nobody_is_an_end(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_sending_to_a_closed_channel_ends_it(pair: tuple[socket.socket, socket.socket]) -> None:
     one, two = pair
     two.close()
     with pytest.raises(ChannelClosed):
@@ -115,7 +115,7 @@ def test_a_frame_that_claims_too_much_is_refused_before_it_is_waited_for(
 
 
 @pytest.mark.parametrize("message", [["Other", {}], ["Ping", {"number": "one"}], ["Ping"], 5, None])
-def test_what_was_not_agreed_is_refused(pair: tuple[socket.socket, socket.socket], message: object) -> None:
+def test_unknown_messages_are_refused(pair: tuple[socket.socket, socket.socket], message: object) -> None:
     one, two = pair
     body = b"\xc1" if message is None else msgspec.msgpack.encode(message)
     two.sendall(struct.pack(">I", len(body)) + body)

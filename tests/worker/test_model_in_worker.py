@@ -17,11 +17,14 @@ from services.errors import Internal, InvalidRequest, ModelNotReady, Overloaded,
 from services.rpc.deadline import Deadline, keep_deadline
 from services.telemetry import logs, tracing
 from services.telemetry.model_events import EVENTS
+from services.worker import model_in_worker
 from services.worker.messages import Cancel, Phase, Refused, Stop
 from services.worker.model_in_worker import (
+    KEPT,
     LONGEST_RETRY_SECONDS,
     MARGIN,
     RETRY_SECONDS,
+    CompletionRate,
     ModelInWorker,
 )
 from services.worker.pending import Pending, RequestLimits
@@ -65,7 +68,7 @@ class Question(Pending):
 
     def push(self) -> None:
         self.answered = self.finished = True
-        self._tell()
+        self._notify()
 
 
 class Model(ModelInWorker[Question, Any]):
@@ -81,11 +84,11 @@ class Model(ModelInWorker[Question, Any]):
         self.last = request
         return Ask(request)
 
-    def _heard(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if isinstance(message, Answered) and (question := self._requests.pop(message.request, None)):
             question.push()
 
-    def _emptied(self) -> None:
+    def _reset(self) -> None:
         self.emptied += 1
 
 
@@ -161,16 +164,16 @@ async def test_a_dead_worker_ends_its_requests_and_takes_no_more() -> None:
         assert not model.alive
         assert isinstance(model.problem, Internal)
         assert model.emptied == 1
-        with pytest.raises(ModelNotReady, match="ask again"), model.ask():
+        with pytest.raises(ModelNotReady, match="try again"), model.ask():
             pass
 
 
-async def test_what_a_worker_can_hardly_have_read_before_it_died_may_be_asked_again() -> None:
+async def test_request_sent_shortly_before_a_worker_death_may_be_retried() -> None:
     worker = Scripted()
     async with running(worker) as model:
         with model.ask() as question:
             worker.kill()
-            with pytest.raises(ModelNotReady, match="before it began") as caught:
+            with pytest.raises(ModelNotReady, match="before it started") as caught:
                 await question.answer()
     assert caught.value.retry_after == RETRY_SECONDS
 
@@ -197,7 +200,7 @@ async def test_requests_of_a_worker_that_ended_hear_how_though_it_is_replaced_at
             await question.answer()
 
 
-async def test_what_cannot_be_sent_leaves_no_request_behind() -> None:
+async def test_unsendable_message_leaves_no_request_behind() -> None:
     class Full(Scripted):
         def send(self, message: Any) -> None:
             raise ValueError("a message of 9 bytes is over the limit")
@@ -212,13 +215,13 @@ async def test_what_cannot_be_sent_leaves_no_request_behind() -> None:
     await until(lambda: model.emptied)
 
 
-async def test_what_cannot_be_read_is_the_end_of_the_worker() -> None:
+async def test_unreadable_message_ends_the_worker() -> None:
     worker = Scripted()
     async with running(worker) as model:
         with model.ask() as question:
             question.begun = True
             worker.say(ValueError("no message"))
-            with pytest.raises(Internal, match="cannot be read"):
+            with pytest.raises(Internal, match="unreadable message"):
                 await question.answer()
     assert worker.killed
 
@@ -226,7 +229,7 @@ async def test_what_cannot_be_read_is_the_end_of_the_worker() -> None:
 # --- the watchdog
 
 
-async def test_a_worker_that_owes_and_says_nothing_is_killed_whatever_runs_beside() -> None:
+async def test_silent_worker_with_open_requests_is_killed_regardless_of_others() -> None:
     worker = Scripted()
     async with running(worker, stall_seconds=0.2) as model:
         with model.ask() as question:
@@ -357,7 +360,7 @@ async def test_the_limit_of_the_service_holds_all_the_same(due: Callable[[float]
             await question.answer()
 
 
-async def test_what_is_late_already_is_never_sent(due: Callable[[float], None]) -> None:
+async def test_expired_request_is_never_sent(due: Callable[[float], None]) -> None:
     worker = Scripted()
     async with running(worker) as model:
         due(-0.001)
@@ -377,7 +380,7 @@ async def answered(model: Model, worker: Scripted, times: int) -> None:
             await question.answer()
 
 
-async def test_who_is_refused_is_told_when_half_of_the_requests_will_have_ended(
+async def test_retry_after_is_the_time_until_half_of_the_requests_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Scripted()
@@ -401,7 +404,7 @@ async def test_who_is_refused_is_told_when_half_of_the_requests_will_have_ended(
             assert caught.value.retry_after == LONGEST_RETRY_SECONDS
 
 
-async def test_who_could_not_be_answered_in_time_is_refused_at_once(
+async def test_request_that_cannot_meet_its_deadline_is_refused_at_once(
     due: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Scripted()
@@ -412,7 +415,7 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
             due(25 * MARGIN)  # between the estimates for the second and the third request
             with model.ask():
                 with (
-                    pytest.raises(Overloaded, match="some 30 seconds, too long for the request's deadline"),
+                    pytest.raises(Overloaded, match="about 30 seconds, too long for the request's deadline"),
                     model.ask(),
                 ):
                     pass
@@ -424,22 +427,22 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
 # --- metrics of running and waiting requests
 
 
-def told(state: str) -> float:
+def reported(state: str) -> float:
     return REGISTRY.get_sample_value(f"allm_requests_{state}", {"model": MODEL}) or 0.0
 
 
-async def test_who_is_not_placed_yet_waits_and_whoever_leaves_is_not_counted() -> None:
+async def test_unplaced_request_waits_and_a_cancelled_one_is_not_counted() -> None:
     async with running(Scripted(), queue=5) as model:
         with ExitStack() as asked:
             for _ in range(3):
                 asked.enter_context(model.ask())
-            assert (told("running"), told("waiting")) == (0, 3)
-            model._tell_places(1, 2)  # as a model does with the counts of its worker's steps
-            assert (told("running"), told("waiting")) == (1, 2)
-            model._tell_places(1, 0)
-            assert (told("running"), told("waiting")) == (1, 2), "the worker has not looked at two of them"
-        model._tell_places(0, 0)
-        assert (told("running"), told("waiting")) == (0, 0)
+            assert (reported("running"), reported("waiting")) == (0, 3)
+            model._set_gauges(1, 2)  # as a model does with the counts of its worker's steps
+            assert (reported("running"), reported("waiting")) == (1, 2)
+            model._set_gauges(1, 0)
+            assert (reported("running"), reported("waiting")) == (1, 2), "the worker has not looked at two of them"
+        model._set_gauges(0, 0)
+        assert (reported("running"), reported("waiting")) == (0, 0)
 
 
 @pytest.mark.parametrize("end", ["refused", "cancelled", "died", "closed"])
@@ -448,21 +451,21 @@ async def test_however_a_request_ends_it_is_no_longer_counted(end: str) -> None:
     with contextlib.suppress(InvalidRequest, Internal, ModelNotReady, asyncio.CancelledError):
         async with running(worker) as model:
             with model.ask() as question:
-                model._tell_places(1, 0)
-                assert told("running") == 1
+                model._set_gauges(1, 0)
+                assert reported("running") == 1
                 match end:
                     case "refused":
                         worker.say(Refused(request=1, code="INVALID_REQUEST", message="no"))
-                        model._tell_places(0, 0)  # with the worker's next step
+                        model._set_gauges(0, 0)  # with the worker's next step
                     case "cancelled":
-                        model._tell_places(0, 0)
+                        model._set_gauges(0, 0)
                         raise asyncio.CancelledError
                     case "died":
                         worker.kill()
                     case "closed":
                         await model.close()
                 await question.answer()
-    assert (told("running"), told("waiting")) == (0, 0)
+    assert (reported("running"), reported("waiting")) == (0, 0)
     assert REGISTRY.get_sample_value("allm_models_loaded", {"model": MODEL}) == 0
 
 
@@ -497,14 +500,14 @@ async def test_deaths_are_counted_from_zero() -> None:
 
 
 async def test_the_phases_of_a_request_become_spans_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[list[str], bool, str]] = []
+    recorded: list[tuple[list[str], bool, str]] = []
 
-    def tell(phases: Any, ended: float | None, counts: Any, problem: str) -> None:
+    def record(phases: Any, ended: float | None, counts: Any, problem: str) -> None:
         assert [at for _, at in phases] == sorted(at for _, at in phases)
-        told.append(([name for name, _ in phases], ended is None, problem))
+        recorded.append(([name for name, _ in phases], ended is None, problem))
 
     monkeypatch.setattr(tracing, "tracer", object())
-    monkeypatch.setattr(tracing, "tell_phases", tell)
+    monkeypatch.setattr(tracing, "record_phases", record)
     worker = Scripted()
     async with running(worker) as model:
         with model.ask() as question:
@@ -516,14 +519,14 @@ async def test_the_phases_of_a_request_become_spans_of_its_call(monkeypatch: pyt
         with pytest.raises(InvalidRequest), model.ask() as question:
             worker.say(Refused(request=3, code="INVALID_REQUEST", message="no"))
             await question.answer()
-    assert told == [
+    assert recorded == [
         (["queue", "prefill"], True, ""),
         (["queue"], True, "CANCELLED"),
         (["queue"], False, "INVALID_REQUEST"),
     ]
 
 
-async def test_what_becomes_of_a_worker_is_not_logged_as_part_of_the_request_that_had_it_loaded(
+async def test_later_worker_logs_lack_the_request_that_loaded_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, str]] = []
@@ -546,3 +549,56 @@ async def test_the_death_of_a_worker_is_an_event() -> None:
         await until(lambda: not model.alive)
         (event,) = [event for number, event in EVENTS.after(max(before, default=0)) if event.kind == "worker_died"]
     assert event.model == MODEL
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replaces the monotonic clock with a value that the test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(model_in_worker.time, "monotonic", lambda: now[0])
+    return now
+
+
+def ends(rate: CompletionRate, clock: list[float], times: int, seconds: float, requests: int = 5) -> None:
+    """Ends `times` requests, one every `seconds`; new requests take their slots."""
+    for _ in range(times):
+        clock[0] += seconds
+        rate.count(requests - 1, ended=True)
+        rate.count(requests)
+
+
+def test_nothing_is_known_before_some_have_ended(clock: list[float]) -> None:
+    rate = CompletionRate(concurrency=2)
+    rate.count(5)
+    ends(rate, clock, 2, 1.0)
+    assert rate.seconds_for(1) is None
+    ends(rate, clock, 1, 1.0)
+    assert rate.seconds_for(1) == pytest.approx(1.0)
+
+
+def test_it_is_the_rate_of_now(clock: list[float]) -> None:
+    rate = CompletionRate(concurrency=2)
+    rate.count(5)
+    ends(rate, clock, KEPT, 10.0)
+    assert rate.seconds_for(3) == pytest.approx(30.0)
+    ends(rate, clock, KEPT, 0.5)
+    assert rate.seconds_for(3) == pytest.approx(1.5)
+
+
+def test_running_requests_count_too(clock: list[float]) -> None:
+    rate = CompletionRate(concurrency=2)
+    rate.count(5)
+    ends(rate, clock, 5, 1.0)
+    clock[0] += 36.0
+    assert rate.seconds_for(1) == pytest.approx(10.0)
+
+
+def test_a_quiet_time_does_not_make_a_worker_slow(clock: list[float]) -> None:
+    rate = CompletionRate(concurrency=2)
+    rate.count(5)
+    ends(rate, clock, 5, 1.0)
+    rate.count(1)
+    clock[0] += 3600.0
+    ends(rate, clock, 50, 30.0, requests=1)  # a single client with slow requests
+    rate.count(2)
+    assert rate.seconds_for(4) == pytest.approx(4.0)

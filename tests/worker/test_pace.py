@@ -46,7 +46,7 @@ def test_full_steps_of_parts_that_leave_room_count_too() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 8, 100])
-def test_bounds_hold_whatever_they_are(most: int) -> None:
+def test_any_bounds_are_enforced(most: int) -> None:
     pace = Pace(16, most)
     pace.took(most, 0.001)
     assert pace.limit == most

@@ -107,7 +107,7 @@ async def test_it_inherits_nothing_but_its_channel(worker: Toy) -> None:
     assert not open_sockets(worker.pid) & open_sockets(os.getpid())
 
 
-async def test_kill_is_told_by_the_signals_name_at_once(worker: Toy) -> None:
+async def test_kill_is_reported_with_the_signal_name_at_once(worker: Toy) -> None:
     worker.send(Say("ready"))
     await worker.receive()
     os.kill(worker.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ async def test_kill_is_told_by_the_signals_name_at_once(worker: Toy) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-async def test_a_crash_is_told_by_the_signals_name(worker: Toy, number: signal.Signals) -> None:
+async def test_crash_is_reported_with_the_signal_name(worker: Toy, number: signal.Signals) -> None:
     worker.send(Say("ready"))
     await worker.receive()
     os.kill(worker.pid, number)
@@ -124,13 +124,13 @@ async def test_a_crash_is_told_by_the_signals_name(worker: Toy, number: signal.S
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.1])
-async def test_its_own_exit_code_is_told_even_when_the_channel_closes_first(worker: Toy, linger: float) -> None:
+async def test_exit_code_is_reported_even_if_the_channel_closes_first(worker: Toy, linger: float) -> None:
     """An interpreter that exits after an exception closes its sockets some time before the exit."""
     worker.send(Exit(3, linger))
     assert (await died(worker)).endswith("ended: exit code 3")
 
 
-async def test_a_worker_that_cannot_even_start_is_told() -> None:
+async def test_worker_that_cannot_start_is_reported() -> None:
     worker: Toy = await WorkerProcess.start("tests.residency.no_such_module", FromToy, "toy", {})
     assert (await died(worker)).endswith("ended: exit code 1")
     await worker.close()
@@ -142,7 +142,7 @@ async def test_a_worker_that_closes_its_channel_and_lives_on_is_killed(worker: T
     assert not psutil.pid_exists(worker.pid)
 
 
-async def test_what_cannot_be_read_is_told_to_the_owner_who_may_kill(worker: Toy) -> None:
+async def test_unreadable_message_is_reported_to_the_owner_that_may_kill(worker: Toy) -> None:
     worker.send(Garbage(b"\xff\xff\xff\xff"))
     with pytest.raises(ValueError, match="over the limit"):
         await worker.receive()
@@ -175,7 +175,7 @@ async def test_close_without_asking_kills_at_once_and_may_be_repeated() -> None:
     await worker.close(ask=lambda: pytest.fail("nobody is there to ask"))
 
 
-async def test_close_tells_whoever_still_waits_for_messages() -> None:
+async def test_close_wakes_waiting_receivers() -> None:
     worker = await start()
     waiting = asyncio.create_task(died(worker))
     await asyncio.sleep(0)
@@ -195,9 +195,7 @@ async def test_a_cancelled_close_still_kills() -> None:
     assert not psutil.pid_exists(worker.pid)
 
 
-async def test_what_it_writes_to_stderr_goes_into_the_log_line_by_line(
-    worker: Toy, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stderr_goes_into_the_log_line_by_line(worker: Toy, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="services.worker.process"):
         worker.send(Log("first line\n\udcff second line\n".encode(errors="surrogateescape").decode(errors="replace")))
         await until(lambda: len(caplog.records) >= 2)
@@ -214,7 +212,7 @@ async def test_an_endless_line_is_dropped_and_the_rest_goes_on(worker: Toy, capl
     assert await worker.receive() == Echo("still there")
 
 
-async def test_what_it_writes_while_it_loads_is_about_the_request_that_had_it_started() -> None:
+async def test_logs_of_a_load_have_the_request_that_started_it() -> None:
     """Later output belongs to no single request."""
     seen: list[tuple[str, str]] = []
     handler = logging.Handler()
@@ -269,7 +267,7 @@ def test_an_exit_code_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
-async def test_what_a_worker_has_started_ends_with_it_though_it_hangs(worker: Toy) -> None:
+async def test_children_of_a_hung_worker_end_with_it(worker: Toy) -> None:
     """The child stands for a rank of a divided model: while it hangs, it cannot notice the end itself."""
     worker.send(Breed())
     child = psutil.Process(int((await worker.receive()).text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +15,18 @@ from services.errors import AllmError, Internal, ModelInvalid, Timeout
 from services.worker.channel import pack
 from services.worker.messages import Failed, Loading
 from services.worker.process import WorkerProcess
-from services.worker.start import WorkerStart
+from services.worker.start import WorkerStart, available_cores, worker_environ
 from tests.worker.toy_worker import Echo, Exit, Garbage, Log, Say
 
-FromStarted = Echo | Failed | Loading
-Adopted = tuple[WorkerProcess[FromStarted], FromStarted]
+FromStarted = Echo | Failed | Loading | Log
+Adopted = tuple[WorkerProcess[FromStarted], Echo]
 
 
-def start(load: object, seconds: float = 60.0, **environ: str) -> WorkerStart[FromStarted]:
+def start(load: object, seconds: float = 60.0, **environ: str) -> WorkerStart[FromStarted, Echo]:
     return WorkerStart(
         module="tests.worker.toy_worker",
         messages=FromStarted,
+        ready=(Echo,),
         model_id="m",
         environ=environ,
         load=load,
@@ -32,7 +34,7 @@ def start(load: object, seconds: float = 60.0, **environ: str) -> WorkerStart[Fr
     )
 
 
-def adopt(worker: WorkerProcess[FromStarted], ready: FromStarted) -> Adopted:
+def adopt(worker: WorkerProcess[FromStarted], ready: Echo) -> Adopted:
     return worker, ready
 
 
@@ -52,7 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def failure(started: WorkerStart[FromStarted]) -> AllmError:
+async def failure(started: WorkerStart[FromStarted, Echo]) -> AllmError:
     with pytest.raises(AllmError) as caught:
         await started.run(adopt)
     assert children() == []
@@ -76,17 +78,23 @@ async def test_progress_is_not_the_end_of_loading() -> None:
     assert ready == Echo("ready")
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_with_the_workers_words() -> None:
+async def test_unloadable_model_is_reported_with_the_workers_message() -> None:
     error = await failure(start(Garbage(pack(Failed("MODEL_INVALID", "it is broken")))))
     assert isinstance(error, ModelInvalid)
     assert error.message == "it is broken"
 
 
-async def test_a_worker_that_dies_while_loading_is_told_with_how() -> None:
+async def test_worker_death_while_loading_is_reported_with_the_cause() -> None:
     error = await failure(start(Exit(3)))
     assert isinstance(error, Internal)
     assert error.message.startswith("m could not be loaded: ")
     assert "exit code 3" in error.message
+
+
+async def test_a_worker_that_sends_something_else_first_is_ended() -> None:
+    error = await failure(start(Garbage(pack(Log("x")))))
+    assert isinstance(error, Internal)
+    assert error.message == "the worker of m said Log before it was ready"
 
 
 async def test_a_worker_that_takes_too_long_is_ended() -> None:
@@ -95,8 +103,8 @@ async def test_a_worker_that_takes_too_long_is_ended() -> None:
     assert "ALLM_LOAD_SECONDS" in error.message
 
 
-async def test_a_worker_that_nobody_can_take_over_is_ended() -> None:
-    def refuse(worker: Any, ready: FromStarted) -> Adopted:
+async def test_worker_without_an_owner_is_ended() -> None:
+    def refuse(worker: Any, ready: Echo) -> Adopted:
         raise ModelInvalid("the template does not compile")
 
     with pytest.raises(ModelInvalid):
@@ -104,10 +112,30 @@ async def test_a_worker_that_nobody_can_take_over_is_ended() -> None:
     assert children() == []
 
 
-async def test_who_gives_up_leaves_no_worker() -> None:
+async def test_cancelled_start_leaves_no_worker() -> None:
     running = asyncio.create_task(start(Log("")).run(adopt))
     await until(lambda: len(children()) == 1)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
     await until(lambda: not children())
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    assert available_cores() == len(allowed)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_workers_count_gpus_as_nvml_does() -> None:
+    assert worker_environ(1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_native_thread_pools_get_no_more_threads_than_the_engine() -> None:
+    environ = worker_environ(3)
+    assert environ["OMP_NUM_THREADS"] == "3"
+    assert all(1 <= int(count) <= 3 for name, count in environ.items() if name.endswith("_NUM_THREADS"))

@@ -50,8 +50,8 @@ class Reader(nn.Module):
 
 def tokens_of(words: CLIPTokenizer, captions: Sequence[str]) -> Tensor:
     """Tokenizes captions as the pipeline does: [n, 48]."""
-    told = words(list(captions), padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
-    return told.input_ids
+    reported = words(list(captions), padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
+    return reported.input_ids
 
 
 def train_text_encoder(state: Path) -> Path:

@@ -60,7 +60,7 @@ def train(plan: Plan, network: torch.nn.Module, loss_of: Callable[[int], torch.T
     path = state / f"{plan.name}.safetensors"
     first = load(path, network, average, optimizer)
     network.train()
-    started = told = saved = time.monotonic()
+    started = reported = saved = time.monotonic()
     losses: list[float] = []
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
@@ -73,10 +73,10 @@ def train(plan: Plan, network: torch.nn.Module, loss_of: Callable[[int], torch.T
         average.follow(network, step)
         losses.append(loss.item())
         now = time.monotonic()
-        if now - told > LINE_SECONDS or step + 1 == plan.steps or step == first:
+        if now - reported > LINE_SECONDS or step + 1 == plan.steps or step == first:
             left = (now - started) / (step + 1 - first) * (plan.steps - step - 1)
             _tell(f"{plan.name}: step {step + 1} of {plan.steps}, loss {sum(losses) / len(losses):.4f}", left)
-            told, losses = now, []
+            reported, losses = now, []
         if now - saved > SAVE_SECONDS or step + 1 == plan.steps:
             save(path, step + 1, network, average, optimizer)
             saved = time.monotonic()

@@ -1,4 +1,4 @@
-// The frame around all views: where one is, how the server is, and the key.
+// The frame around all views: navigation, connection state, key and theme.
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -51,9 +51,9 @@ export function App() {
           <div class="tools">
             <LinkState />
             {link.value.state === "waiting-for-key" &&
-              <button type="button" onClick={() => (keyWanted.value = "Without a key this server answers nobody.")}>Enter key</button>}
-            {key.value && <button type="button" class="quiet" onClick={() => useKey("")}>Forget key</button>}
-            <button type="button" class="quiet" onClick={nextTheme} ><span class="hidden">Colours: </span>{THEME_SIGNS[theme.value]}</button>
+              <button type="button" onClick={() => (keyWanted.value = "Enter a key to continue.")}>Enter API key</button>}
+            {key.value && <button type="button" class="quiet" onClick={() => useKey("")}>Remove API key</button>}
+            <button type="button" class="quiet" onClick={nextTheme} ><span class="hidden">Theme: </span>{THEME_SIGNS[theme.value]}</button>
           </div>
         </div>
         <Away />
@@ -65,7 +65,7 @@ export function App() {
 }
 
 const THEME_SIGNS = { system: "Auto", light: "Light", dark: "Dark" };
-const LINK_WORDS = { connecting: "Connecting", up: "Connected", "waiting-for-key": "Key needed", away: "Not connected" };
+const LINK_WORDS = { connecting: "Connecting", up: "Connected", "waiting-for-key": "Key required", away: "Not connected" };
 
 function LinkState() {
   return (
@@ -79,7 +79,7 @@ function Away() {
   if (link.value.state !== "away") return null;
   return (
     <p class="banner" role="alert">
-      {link.value.why} This page tries again by itself and shows until then what it knew last.
+      {link.value.why} The page reconnects automatically. Until then it shows the last known data.
     </p>
   );
 }

@@ -1,4 +1,4 @@
-// Copies a text, and says that it has.
+// A button that copies a text and reports the result.
 
 import { useState } from "preact/hooks";
 
@@ -9,7 +9,7 @@ export function CopyButton({ text, label = "Copy" }: { text: string | (() => str
       await navigator.clipboard.writeText(typeof text === "string" ? text : text());
       say("Copied");
     } catch {
-      say("Not copied: select the text instead");
+      say("Copying failed: select the text instead");
     }
     setTimeout(() => say(""), 2000);
   };

@@ -1,4 +1,4 @@
-// Takes a file: dropped, or chosen.
+// A field for a file that the user drops or chooses.
 
 import { useId, useState } from "preact/hooks";
 

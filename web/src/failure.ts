@@ -11,20 +11,20 @@ const STATUS_NAMES: Record<number, string> = {
 const UNAVAILABLE = 14;
 
 const ADVICE: Record<string, string> = {
-  FORBIDDEN: "Ask whoever runs this server for a key that may do this.",
-  INTERNAL: "Try again; if it stays like this, the server's log tells more about this request.",
-  MODEL_INVALID: "Look at the model under Models: Why tells what is wrong with it.",
+  FORBIDDEN: "Ask the operator of this server for a key with this permission.",
+  INTERNAL: "Try again. If the error persists, search the server's log for the request ID.",
+  MODEL_INVALID: "Select Why under Models to see the cause.",
   MODEL_NOT_FOUND: "Choose another model, or register this one under Models.",
-  MODEL_NOT_READY: "Wait a moment and try again; Models shows how far it is.",
+  MODEL_NOT_READY: "Wait a moment and try again. Models shows the progress.",
   OUT_OF_MEMORY: "Unload another model under Models, or choose a smaller one.",
-  OVERLOADED: "Others are being answered; try again in a moment.",
-  TIMEOUT: "Ask for less at once, or have ALLM_REQUEST_SECONDS raised.",
-  UNAUTHENTICATED: "Enter an API key that is known here.",
-  UNSUPPORTED: "Leave that out, or choose a model that can do it.",
+  OVERLOADED: "The server is busy. Try again in a moment.",
+  TIMEOUT: "Send a smaller request, or ask the operator to raise ALLM_REQUEST_SECONDS.",
+  UNAUTHENTICATED: "Enter a valid API key.",
+  UNSUPPORTED: "Remove that option, or choose a model that supports it.",
 };
 
 /** The message for a server that has been silent for too long. */
-export const SILENT = "The server has fallen silent. Is it still running?";
+export const SILENT = "The server does not respond. Is it still running?";
 
 /** An error of a call. */
 export class Failure extends Error {
@@ -57,7 +57,7 @@ export function fromStatus(status: number, message: string, code: string, param:
   // Without a service's code, the gateway found no service.
   if (status === UNAVAILABLE && !code) return new Failure("away", message || "The server is not available", "", "", requestId);
   const name = code || STATUS_NAMES[status] || "INTERNAL";
-  return new Failure(kindOf(name, status), message || `The server ended the call with the status ${status}`, name, param, requestId);
+  return new Failure(kindOf(name, status), message || `The server ended the call with status ${status}`, name, param, requestId);
 }
 
 /** Makes the failure of an HTTP response without a gRPC status. */
@@ -68,10 +68,10 @@ export function fromHttp(status: number, body: string, requestId: string): Failu
   } catch {
     // A proxy's body is not JSON.
   }
-  if (!message || message.startsWith("<")) message = `The server answered with the HTTP status ${status}`;
+  if (!message || message.startsWith("<")) message = `The server returned HTTP status ${status}`;
   if (status === 401) return new Failure("key", message, "UNAUTHENTICATED", "", requestId);
   if (status === 403) return new Failure("forbidden", message, "FORBIDDEN", "", requestId);
-  if (status === 413) return new Failure("refused", `${message} Send something smaller`, "", "", requestId);
+  if (status === 413) return new Failure("refused", `${message} Send a smaller request`, "", "", requestId);
   if (status === 429) return new Failure("busy", message, "OVERLOADED", "", requestId);
   if (status >= 502 && status <= 504) return new Failure("away", `${message} Try again in a moment`, "", "", requestId);
   return new Failure(status >= 500 ? "broken" : "refused", message, "", "", requestId);

@@ -1,4 +1,4 @@
-// Fields of forms: each with its label, and with what is wrong in it.
+// Fields of forms, each with its label, its hint and its error.
 
 import type { ComponentChildren } from "preact";
 import { useId } from "preact/hooks";

@@ -36,7 +36,7 @@ export async function askWith<I extends DescMessage, O extends DescMessage>(
   method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal,
 ): Promise<MessageShape<O>> {
   for await (const answer of stream(method, requests, signal)) return answer;
-  throw new Failure("broken", "The server answered with nothing");
+  throw new Failure("broken", "The server returned no response");
 }
 
 /** Calls a method and yields its answers; ending the loop ends the call. Raises a Failure. */
@@ -106,7 +106,7 @@ async function* answers<O extends DescMessage>(output: O, response: Response): A
       yield fromBinary(output, body);
     }
   }
-  if (!whole && !response.headers.has("grpc-status")) throw new Failure("away", "The connection to the server broke off", "", "", requestId);
+  if (!whole && !response.headers.has("grpc-status")) throw new Failure("away", "The connection to the server was lost", "", "", requestId);
 }
 
 async function* frames(body: ReadableStream<Uint8Array>): AsyncGenerator<[number, Uint8Array], void> {

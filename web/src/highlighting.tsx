@@ -1,4 +1,4 @@
-// Code in colours, as elements: nothing that a model writes becomes markup.
+// Highlighted code as elements: a model's output never becomes markup.
 
 import bash from "highlight.js/lib/languages/bash";
 import c from "highlight.js/lib/languages/c";
@@ -20,11 +20,11 @@ import type { ComponentChild } from "preact";
 
 type Node = ReturnType<typeof lowlight.highlight>["children"][number];
 
-const LONGEST = 20_000; // characters: an answer is read anew with each of its tokens
+const LONGEST = 20_000; // characters: an answer is highlighted again with each token
 const lowlight = createLowlight({ bash, c, cpp, css, diff, go, java, javascript, json, python, rust, sql, typescript, xml, yaml });
 lowlight.registerAlias({ bash: ["curl", "grpc", "shell", "console"], javascript: ["node"], json: ["jsonc", "jsonl"] });
 
-/** Code in the colours of its language; as it is where the language is none that is known here. */
+/** Highlights code; returns it unchanged if the language is unknown. */
 export function highlighted(text: string, language: string): ComponentChild {
   const name = language.trim().split(/\s/)[0]!.toLowerCase();
   if (text.length > LONGEST || !lowlight.registered(name)) return text;

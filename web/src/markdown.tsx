@@ -1,5 +1,5 @@
-// Markdown as elements. What a model writes is read by marked's lexer and never becomes markup of this page: HTML in it
-// is shown as it is written, pictures are links, and links lead nowhere but to the web.
+// Markdown as elements. marked's lexer parses a model's output, which never becomes markup of this page: HTML is shown
+// as text, images become links, and links lead only to the web.
 
 import { Lexer, type Token, type Tokens } from "marked";
 import type { ComponentChild } from "preact";
@@ -83,7 +83,7 @@ function plain(text: string): string {
   return text.replace(/&(?:amp|lt|gt|quot|#39);/g, (entity) => ENTITIES[entity] ?? entity);
 }
 
-/** Code with its language, to be copied. */
+/** Code with its language and a button to copy it. */
 export function CodeBlock({ text, language }: { text: string; language: string }) {
   const code = useMemo(() => highlighted(text, language), [text, language]);
   return (

@@ -1,4 +1,4 @@
-// Chooses a model: those that answer, and the others with the reason why they do not.
+// A list of models to choose from; models that do not answer are disabled and show the reason.
 
 import { useId } from "preact/hooks";
 import { ModelState, type Modality, type Model } from "../generated/allm/models/v1/model_pb";
@@ -12,7 +12,7 @@ interface Props {
   onPick: (id: string) => void;
 }
 
-/** The model that is meant: the one that was picked, or the first that answers. */
+/** The selected model, or the first one that answers requests. */
 export function picked(capability: string, modality: Modality, wanted: string): Model | undefined {
   const all = having(capability, modality);
   return all.find((model) => model.id === wanted) ?? all.find((model) => model.state === ModelState.LOADED) ?? all.find(serves);
@@ -27,7 +27,7 @@ export function ModelPicker({ capability, modality, value, onPick }: Props) {
     <div class="field picker">
       <label for={id}>Model</label>
       <select id={id} value={current?.id ?? ""} onChange={(event) => onPick(event.currentTarget.value)} disabled={all.length === 0}>
-        {!current && <option value="">{link.value.state === "connecting" ? "Looking for models…" : all.length ? "No model is ready yet" : "No such model is registered"}</option>}
+        {!current && <option value="">{link.value.state === "connecting" ? "Loading models…" : all.length ? "No model is ready yet" : "No matching model is registered"}</option>}
         {ready.length > 0 && <optgroup label="Ready">{ready.map((model) => <option key={model.id} value={model.id}>{model.id}</option>)}</optgroup>}
         {others.length > 0 && (
           <optgroup label="Not ready">

@@ -1,20 +1,20 @@
-// Short notes to whoever looks on: what failed, and what is empty.
+// Short notes for the user: failures and empty views.
 
 import type { ComponentChildren } from "preact";
 import type { Failure } from "./failure";
 
-/** A failure as a sentence, with what the log is searched by. */
+/** A failure as a sentence, with the request ID to search the log for. */
 export function FailureNote({ failure }: { failure: Failure }) {
   if (failure.kind === "stopped") return <p class="note">Stopped.</p>;
   return (
     <div class="note bad" role="alert">
       <p>{failure.sentence}</p>
-      {failure.requestId && <p class="hint">Request <code>{failure.requestId}</code></p>}
+      {failure.requestId && <p class="hint">Request ID <code>{failure.requestId}</code></p>}
     </div>
   );
 }
 
-/** What a place says that holds nothing yet. */
+/** The text of a view without content. */
 export function Empty({ title, children }: { title: string; children: ComponentChildren }) {
   return <div class="empty"><h2>{title}</h2>{children}</div>;
 }

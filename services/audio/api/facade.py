@@ -12,11 +12,13 @@ from services.audio.api.openai import delta_event, done_event, whole
 from services.audio.api.openai_request import Answer, read_transcription, read_translation
 from services.audio.api.transcript import Transcript
 from services.audio.api.uploads import Uploads
+from services.audio.engine.messages import Segment
+from services.audio.manager import AudioModels
 from services.audio.sound.source import Upload
-from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions
+from services.audio.transcription import Event, TranscriptionRequest, Transcriptions
 from services.rest.facade import facade
 from services.rest.openai import sse
-from services.rest.openai.multipart import heard_out
+from services.rest.openai.multipart import discarding_rest
 from services.rpc.call import Call
 
 PIECE_BYTES = 512 * 1024  # of a long response in one message
@@ -27,7 +29,8 @@ Messages = AsyncIterator[httpbody_pb2.HttpBody]
 class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
     """The REST facade of the audio service."""
 
-    def __init__(self, transcriptions: Transcriptions, uploads: Uploads) -> None:
+    def __init__(self, models: AudioModels, transcriptions: Transcriptions, uploads: Uploads) -> None:
+        self._models = models
         self._transcriptions = transcriptions
         self._uploads = uploads
 
@@ -36,7 +39,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
         self, request: Messages, call: Call
     ) -> None:
         """Transcribes speech in the language spoken; with `stream`, sends each segment as soon as it is decoded."""
-        async with heard_out(request):
+        async with discarding_rest(request):
             with self._uploads.open() as upload:
                 form = await read_upload(request, upload)
                 await self._answer(*read_transcription(form.fields), upload, call)
@@ -46,15 +49,16 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
         self, request: Messages, call: Call
     ) -> None:
         """Transcribes speech and translates it into English."""
-        async with heard_out(request):
+        async with discarding_rest(request):
             with self._uploads.open() as upload:
                 form = await read_upload(request, upload)
                 await self._answer(*read_translation(form.fields), upload, call)
 
     async def _answer(self, answer: Answer, wanted: TranscriptionRequest, upload: Upload, call: Call) -> None:
-        call.model = await self._transcriptions.model_id(wanted.model)
+        stored = await self._models.find(wanted.model)
+        call.model = stored.id
         transcript = Transcript()
-        async with self._transcriptions.transcribe(wanted, upload, None, call.client) as events:
+        async with self._transcriptions.transcribe(stored, wanted, upload, None, call.client) as events:
             if answer.stream:
                 await _stream(events, transcript, answer, call)
             else:
@@ -70,6 +74,6 @@ async def _stream(events: AsyncIterator[Event], transcript: Transcript, answer: 
     """Sends each segment as an event when it is decoded. An error before the first event can still set the status."""
     async for event in events:
         delta = transcript.add(event)
-        if delta and isinstance(event, SegmentDone):
-            await call.send(sse.body((sse.data(delta_event(delta, event.segment, answer)),)))
+        if delta and isinstance(event, Segment):
+            await call.send(sse.body((sse.data(delta_event(delta, event, answer)),)))
     await call.send(sse.body((sse.data(done_event(transcript, answer)), sse.DONE)))

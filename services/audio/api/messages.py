@@ -6,18 +6,19 @@ from allm.audio.v1 import transcription_pb2, transcription_service_pb2
 
 from services.audio.api import limits
 from services.audio.api.transcript import Transcript
-from services.audio.engine.messages import Segment, Task, TokenLogprob, VadOptions, Word
-from services.audio.language import language_code
-from services.audio.sound.source import Encoding, RawSound
-from services.audio.transcription import (
-    Event,
+from services.audio.engine.messages import (
     Finished,
     LanguageFound,
     PartialText,
-    SegmentDone,
-    Started,
-    TranscriptionRequest,
+    Segment,
+    Task,
+    TokenLogprob,
+    VadOptions,
+    Word,
 )
+from services.audio.language import language_code
+from services.audio.sound.source import Encoding, RawSound
+from services.audio.transcription import Event, Started, TranscriptionRequest
 from services.errors import InvalidRequest
 
 Config = transcription_service_pb2.TranscriptionConfig | transcription_service_pb2.TranslationConfig
@@ -64,7 +65,7 @@ def read_raw(config: Config) -> RawSound | None:
 def _vad(config: Config, *, live: bool) -> VadOptions | None:
     if config.HasField("vad_filter") and not config.vad_filter:
         if live:
-            message = "'vad_filter' cannot be false here: pauses say where a segment ends."
+            message = "'vad_filter' cannot be false: segments end at pauses."
             raise InvalidRequest(message, param="vad_filter")
         if config.HasField("vad"):
             raise InvalidRequest("'vad' and 'vad_filter' false exclude each other.", param="vad")
@@ -101,8 +102,8 @@ def event_message(event: Event) -> Response:
     if isinstance(event, PartialText):
         partial = transcription_service_pb2.PartialText(text=event.text, start=event.start, end=event.end)
         return Response(partial=partial)
-    if isinstance(event, SegmentDone):
-        return Response(segment=segment_message(event.segment))
+    if isinstance(event, Segment):
+        return Response(segment=segment_message(event))
     return Response(finished=_finished(event))
 
 

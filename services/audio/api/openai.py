@@ -79,16 +79,16 @@ def delta_event(delta: str, segment: Segment, answer: Answer) -> dict[str, Any]:
 
 def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
     """Builds the last event of a stream. Its usage is in tokens: OpenAI's types allow no other unit here."""
-    heard = math.ceil(transcript.speech_seconds * POSITIONS_PER_SECOND)
+    positions = math.ceil(transcript.speech_seconds * POSITIONS_PER_SECOND)
     event: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
     if answer.logprobs:
         event["logprobs"] = logprob_objects(transcript.logprobs)
     event["usage"] = {
         "type": "tokens",
-        "input_tokens": heard,
-        "input_token_details": {"text_tokens": 0, "audio_tokens": heard},
+        "input_tokens": positions,
+        "input_token_details": {"text_tokens": 0, "audio_tokens": positions},
         "output_tokens": transcript.tokens,
-        "total_tokens": heard + transcript.tokens,
+        "total_tokens": positions + transcript.tokens,
     }
     return event
 

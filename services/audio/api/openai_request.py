@@ -96,7 +96,7 @@ def _refuse(fields: FormFields, names: Sequence[str]) -> None:
 
 def _format(fields: FormFields) -> Format:
     if fields.text("response_format") == "diarized_json":
-        message = "'response_format' 'diarized_json' is not supported: speakers are not told apart here."
+        message = "'response_format' 'diarized_json' is not supported: this server does not separate speakers."
         raise Unsupported(message, param="response_format")
     return fields.choice("response_format", FORMATS, "json")
 

@@ -18,6 +18,7 @@ from services.audio.api.messages import (
 from services.audio.api.transcript import Transcript
 from services.audio.api.uploads import Uploads, in_time
 from services.audio.engine.messages import Task
+from services.audio.manager import AudioModels
 from services.audio.sound.source import LiveFeed
 from services.audio.transcription import Transcriptions
 from services.errors import AllmError, InvalidRequest
@@ -33,7 +34,8 @@ Request = (
 class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceServicer):
     """The typed audio API."""
 
-    def __init__(self, transcriptions: Transcriptions, uploads: Uploads) -> None:
+    def __init__(self, models: AudioModels, transcriptions: Transcriptions, uploads: Uploads) -> None:
+        self._models = models
         self._transcriptions = transcriptions
         self._uploads = uploads
 
@@ -66,14 +68,15 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
         config = await requests.config()
         wanted = read_config(config, "transcribe", live=True)
         raw = read_raw(config)
-        call.model = await self._transcriptions.model_id(wanted.model)
+        stored = await self._models.find(wanted.model)
+        call.model = stored.id
         feed = LiveFeed()
         transcript = Transcript()
         with _called_audio():
             try:
                 async with asyncio.TaskGroup() as group:
                     listening = group.create_task(_listen(requests, feed))
-                    async with self._transcriptions.transcribe(wanted, feed, raw, call.client) as events:
+                    async with self._transcriptions.transcribe(stored, wanted, feed, raw, call.client) as events:
                         async for event in events:
                             transcript.add(event)
                             await call.send(event_message(event))
@@ -88,13 +91,15 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
         config = await requests.config()
         wanted = read_config(config, task)
         raw = read_raw(config)
-        call.model = await self._transcriptions.model_id(wanted.model)
+        call.model = (await self._models.find(wanted.model)).id
         transcript = Transcript()
         with _called_audio(), self._uploads.open() as upload:
             async with in_time():
                 async for data in requests.audio():
                     upload.write(data)
-            async with self._transcriptions.transcribe(wanted, upload, raw, call.client) as events:
+            # Again, because the upload may take an hour, and another generation may serve the model since.
+            stored = await self._models.find(wanted.model)
+            async with self._transcriptions.transcribe(stored, wanted, upload, raw, call.client) as events:
                 await transcript.gather(events)
         call.facts["usage"] = transcript.facts
         return transcript

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from services.audio.engine.messages import Segment, TokenLogprob
-from services.audio.transcription import Event, Finished, LanguageFound, SegmentDone, Started
+from services.audio.engine.messages import Finished, LanguageFound, Segment, TokenLogprob
+from services.audio.transcription import Event, Started
 
 
 @dataclass(slots=True)
@@ -60,9 +60,9 @@ class Transcript:
         elif isinstance(event, Finished):
             self.language = event.language or self.language
             self.finished = event
-        elif isinstance(event, SegmentDone):
-            self.segments.append(event.segment)
-            return self._append(event.segment.text)
+        elif isinstance(event, Segment):
+            self.segments.append(event)
+            return self._append(event.text)
         return ""
 
     async def gather(self, events: AsyncIterator[Event]) -> None:

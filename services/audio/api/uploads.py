@@ -21,7 +21,7 @@ async def in_time() -> AsyncIterator[None]:
         async with asyncio.timeout(UPLOAD_SECONDS):
             yield
     except TimeoutError as error:
-        raise Timeout(f"the file took longer than {UPLOAD_SECONDS:g} seconds to come") from error
+        raise Timeout(f"the file took longer than {UPLOAD_SECONDS:g} seconds to arrive") from error
 
 
 class Uploads:
@@ -37,7 +37,7 @@ class Uploads:
     def open(self) -> Iterator[Upload]:
         """Opens an empty file for writing; leaving the block removes it. Raises Overloaded if too many are open."""
         if self._open >= self._at_once:
-            raise Overloaded(f"{self._open} files are being transcribed or wait for it: no more are taken")
+            raise Overloaded(f"{self._open} files are being transcribed or are waiting: no more are accepted")
         self._open += 1
         try:
             with Upload(self._folder, self._limit_bytes) as upload:

@@ -31,7 +31,7 @@ class Chunk:
     mel: Mel  # [n_mels, WINDOW_FRAMES]
     window: Window  # without its samples
     frames: int  # columns of `mel` that hold sound
-    partial: bool = False  # whether the speech is still open
+    partial: bool = False  # the speech is still open
     first: int = 0  # column of the window at which `mel` begins
 
     def rest(self, columns: int) -> Chunk:

@@ -19,11 +19,10 @@ from services.audio.engine.messages import (
     SAMPLE_RATE,
     Cancel,
     Counters,
-    Detected,
     Finished,
-    Partial,
+    LanguageFound,
+    PartialText,
     Phase,
-    Refused,
     Stepped,
     Stop,
     Transcribed,
@@ -31,12 +30,13 @@ from services.audio.engine.messages import (
 from services.audio.engine.outcome import Outcome
 from services.audio.engine.partial_decoder import PartialDecoder
 from services.audio.engine.row import Row, columns_for
+from services.audio.engine.running_transcript import RunningTranscript
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
 from services.audio.engine.steps import Computed, Steps, Tried
-from services.audio.engine.transcript import Transcript
-from services.audio.engine.turns import Turns
+from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
 from services.worker.messages import EngineError
 from services.worker.pace import Pace
+from services.worker.turns import Turns
 
 # Longest time to fill a batch: encoding more windows makes decoding cheaper, but the first window waits.
 FILL_SECONDS = 2.0
@@ -44,51 +44,49 @@ FILL_SECONDS = 2.0
 LoopInbox = queue.SimpleQueue[Opened | Chunk | Closed | Cancel | Stop | Work]
 
 
-class BatchLoop:
-    """The batch loop of one loaded model. `hand` sends to the preparation, `send` to the service."""
+class BatchLoop(WorkerLoop[Opened | Chunk | Closed | Cancel | Work]):
+    """The batch loop of one loaded model. `to_preparation` sends to the preparation, `send` to the service."""
 
     def __init__(
         self,
         runtime: Runtime,
         inbox: LoopInbox,
-        hand: Callable[[Taken | Seek | Cancel], None],
+        to_preparation: Callable[[Taken | Seek | Cancel], None],
         send: Callable[[object], None],
         whole_windows: bool = False,
     ) -> None:
+        super().__init__(inbox, send)
         self._runtime = runtime
-        self._inbox = inbox
-        self._hand = hand
-        self._send = send
+        self._to_preparation = to_preparation
         self._shortest = WINDOW_FRAMES if whole_windows else runtime.shortest_frames
         self._batch = runtime.ready.batch_windows
-        self._transcripts: dict[int, Transcript] = {}
+        self._transcripts: dict[int, RunningTranscript] = {}
         self._turns = Turns()
         self._again: list[Row] = []  # to be encoded again, whole
         self._encoded: list[Row] = []  # to be decoded
         self._failing: list[Row] = []  # to be decoded at a higher temperature
-        self._owed = False  # whether the failing rows are next
+        self._owed = False  # the failing rows are next
         self._filling = 0.0  # when the current batch began to fill
         self._pace = Pace(1, self._batch, start=self._batch)  # windows decoded in one step
-        self._glimpses = PartialDecoder(runtime, self._shortest)
+        self._partials = PartialDecoder(runtime, self._shortest)
         self._computes = Steps(runtime)
         # A single lane ends a step before `start` returns; several lanes report the end from their threads.
         self._lanes = Lanes(runtime.lanes, inbox.put if runtime.lanes > 1 else self._end)
         self._steps = 0
         self._ended: list[int] = []  # windows of the steps that ended in this turn
         self._reported: Counters | None = None
-        self._phases: list[Phase] = []
 
     def run(self) -> None:
         """Serves until a Stop arrives."""
-        while self.turn():
-            pass
+        super().run()
         self._lanes.close()
 
-    def turn(self) -> bool:
-        """Runs one turn: starts at most one step in each lane; waits for a message if it has nothing to do."""
-        if not self._take_messages():
-            return False
-        self._expire()
+    def _is_idle(self) -> bool:
+        return not self._lanes.free or self._next_step() is None
+
+    def _advance(self) -> None:
+        for transcript in expired(self._transcripts.values()):
+            self._fail(transcript, DEADLINE_PASSED)
         for _ in range(self._lanes.count):
             step = self._next_step() if self._lanes.free else None
             if not step:
@@ -96,7 +94,6 @@ class BatchLoop:
             self._lanes.start(step())
         self._finish()
         self._report()
-        return True
 
     def _end(self, work: Work) -> None:
         """Settles a step that has ended."""
@@ -105,24 +102,12 @@ class BatchLoop:
 
     # --- incoming messages
 
-    def _take_messages(self) -> bool:
-        wait = not self._lanes.free or self._next_step() is None
-        while True:
-            try:
-                message = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
-            wait = False
-            if isinstance(message, Stop):
-                return False
-            if isinstance(message, Work):
-                self._end(message)
-            else:
-                self._take(message)
-
-    def _take(self, message: Opened | Chunk | Closed | Cancel) -> None:
+    def _take(self, message: Opened | Chunk | Closed | Cancel | Work) -> None:
+        if isinstance(message, Work):
+            self._end(message)
+            return
         if isinstance(message, Opened):
-            opened = Transcript(message, self._runtime.vocabulary, self._runtime.context_tokens)
+            opened = RunningTranscript(message, self._runtime.vocabulary, self._runtime.context_tokens)
             self._transcripts[message.request] = opened
             return
         transcript = self._transcripts.get(message.request)
@@ -133,29 +118,22 @@ class BatchLoop:
         elif isinstance(message, Closed):
             transcript.samples = message.samples
         elif message.partial:
-            transcript.glimpse = message
+            transcript.partial = message
         else:
             transcript.waiting.append(message)
 
-    def _expire(self) -> None:
-        """Refuses requests whose deadline has passed."""
-        now = time.monotonic()
-        for transcript in [one for one in self._transcripts.values() if one.deadline <= now]:
-            self._refuse(transcript, EngineError("TIMEOUT", "the caller's deadline has passed"))
-
-    def _forget(self, transcript: Transcript) -> None:
+    def _forget(self, transcript: RunningTranscript) -> None:
         transcript.gone = True
         del self._transcripts[transcript.request]
-        others = any(other.client == transcript.client for other in self._transcripts.values())
-        self._turns.forget(transcript.request, transcript.client, others)
+        self._turns.forget(transcript, self._transcripts.values())
         for rows in (self._again, self._encoded, self._failing):
             rows[:] = [row for row in rows if not row.gone]
 
-    def _refuse(self, transcript: Transcript, error: EngineError) -> None:
+    def _fail(self, transcript: RunningTranscript, error: EngineError) -> None:
         if not transcript.gone:
             self._forget(transcript)
-            self._hand(Cancel(transcript.request))
-            self._send(Refused(request=transcript.request, code=error.code, message=error.message, param=error.param))
+            self._to_preparation(Cancel(transcript.request))
+            self._refuse(transcript.request, error)
 
     # --- scheduling
 
@@ -171,7 +149,7 @@ class BatchLoop:
         if self._fillable():
             return self._encode_next
         # Partials wait until no final window does.
-        return self._glimpse if any(one.glimpse for one in self._transcripts.values()) else None
+        return self._decode_partials if any(one.partial for one in self._transcripts.values()) else None
 
     def _encoding(self) -> list[Row]:
         """Returns the rows that are being encoded, in any lane."""
@@ -190,7 +168,7 @@ class BatchLoop:
         rows = sum(transcript.running for transcript in self._transcripts.values())
         return min(self._pace.limit, max(1, -(-(waiting + rows) // self._lanes.count)))
 
-    def _ready(self) -> Iterator[Transcript]:
+    def _ready(self) -> Iterator[RunningTranscript]:
         """Yields the requests with a window that may be taken now."""
         for transcript in self._transcripts.values():
             # A request whose language is unknown begins with one window. Segments are sent in order: a request does not
@@ -215,7 +193,7 @@ class BatchLoop:
             if not transcript.begun:
                 transcript.begun = True
                 self._phases.append(Phase(transcript.request, "windows", time.monotonic()))
-            self._hand(Taken(transcript.request))
+            self._to_preparation(Taken(transcript.request))
             shortest = WINDOW_FRAMES if transcript.sequential else self._shortest
             rows.append(Row(transcript, chunk, columns_for(chunk.frames, shortest, others)))
             others.add(rows[-1].columns)
@@ -237,8 +215,8 @@ class BatchLoop:
 
     def _take_encoded(self, computed: tuple[Computed[Encoded], Computed[tuple[str, float]]]) -> None:
         encoded, detected = computed
-        self._refuse_all(encoded)
-        self._refuse_all(detected)
+        self._fail_all(encoded)
+        self._fail_all(detected)
         for row, (language, probability) in detected.results:
             row.transcript.language, row.transcript.probability = language, probability
         if not self._encoded:
@@ -267,67 +245,69 @@ class BatchLoop:
 
     def _take_decoded(self, tried: Tried) -> None:
         self._pace.took(len(tried.results) + len(tried.failed), tried.seconds)
-        self._refuse_all(tried)
+        self._fail_all(tried)
         for row in tried.failed:
             if not row.gone:
                 (self._again if row.window is None else self._failing).append(row)
         for row, outcome in tried.results:
             if not row.gone:
-                self._tell(row.transcript, outcome)
+                self._send_results(row.transcript, outcome)
 
-    def _refuse_all(self, computed: Computed[Any]) -> None:
+    def _fail_all(self, computed: Computed[Any]) -> None:
         """Refuses the requests of failed rows; makes batches smaller once memory has run out."""
         if computed.too_many:
             self._batch = max(1, computed.too_many // 2)
         for row, error in computed.refused:
-            self._refuse(row.transcript, error)
+            self._fail(row.transcript, error)
 
     # --- results
 
-    def _tell(self, transcript: Transcript, outcome: Outcome) -> None:
+    def _send_results(self, transcript: RunningTranscript, outcome: Outcome) -> None:
         if outcome.more and outcome.cut:
             self._again.append(Row(transcript, outcome.chunk.rest(outcome.cut.advance), WINDOW_FRAMES))
         else:
             transcript.running -= 1
         segments = transcript.settle(outcome)
         if segments:
-            if not transcript.told_language:
-                transcript.told_language = True
-                self._send(Detected(transcript.request, transcript.language, transcript.probability))
+            if not transcript.language_sent:
+                transcript.language_sent = True
+                self._send(LanguageFound(transcript.request, transcript.language, transcript.probability))
             self._send(Transcribed(transcript.request, segments))
         if transcript.sequential:
-            self._hand(Seek(transcript.request, transcript.seek))
-            if transcript.detects and not transcript.told_language:
+            self._to_preparation(Seek(transcript.request, transcript.seek))
+            if transcript.detects and not transcript.language_sent:
                 transcript.language = ""  # it was detected in silence
-        if transcript.glimpse and transcript.glimpse.number < transcript.next:
-            self._drop_glimpse(transcript)
+        if transcript.partial and transcript.partial.number < transcript.next:
+            self._drop_partial(transcript)
 
-    def _drop_glimpse(self, transcript: Transcript) -> None:
-        transcript.glimpse = None
-        self._hand(Taken(transcript.request, partial=True))
+    def _drop_partial(self, transcript: RunningTranscript) -> None:
+        transcript.partial = None
+        self._to_preparation(Taken(transcript.request, partial=True))
 
-    def _glimpse(self) -> Work:
+    def _decode_partials(self) -> Work:
         """Decodes partials of open speech."""
-        transcripts = [one for one in self._transcripts.values() if one.glimpse]
-        chosen: list[tuple[Transcript, Chunk]] = []
+        transcripts = [one for one in self._transcripts.values() if one.partial]
+        chosen: list[tuple[RunningTranscript, Chunk]] = []
         while len(chosen) < self._batch and (transcript := self._turns.next(transcripts)):
             transcripts.remove(transcript)
-            if transcript.glimpse:
-                chosen.append((transcript, transcript.glimpse))
-                self._drop_glimpse(transcript)
+            if transcript.partial:
+                chosen.append((transcript, transcript.partial))
+                self._drop_partial(transcript)
 
-        def compute() -> list[Partial] | EngineError:
+        def compute() -> list[PartialText] | EngineError:
             try:
-                return self._glimpses.decode(chosen)
+                return self._partials.decode(chosen)
             except EngineError as error:
                 return error
 
         return Work(compute, lambda found: self._take_partials(chosen, found), len(chosen))
 
-    def _take_partials(self, chosen: Sequence[tuple[Transcript, Chunk]], found: list[Partial] | EngineError) -> None:
+    def _take_partials(
+        self, chosen: Sequence[tuple[RunningTranscript, Chunk]], found: list[PartialText] | EngineError
+    ) -> None:
         if isinstance(found, EngineError):
             for transcript, _ in chosen:
-                self._refuse(transcript, found)
+                self._fail(transcript, found)
             return
         # Final segments may have been sent meanwhile.
         open_still = {one.request for one, chunk in chosen if not one.gone and chunk.number >= one.next}
@@ -338,8 +318,9 @@ class BatchLoop:
     def _finish(self) -> None:
         for transcript in [one for one in self._transcripts.values() if one.done]:
             seconds = (transcript.samples or 0) / SAMPLE_RATE
+            language = transcript.language if transcript.language_sent else ""
             speech = min(transcript.decoded_frames / 100, seconds)
-            self._send(Finished(transcript.request, seconds, speech, transcript.tokens))
+            self._send(Finished(transcript.request, language, seconds, speech, transcript.tokens))
             self._forget(transcript)
 
     def _report(self) -> None:

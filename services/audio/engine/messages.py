@@ -12,16 +12,15 @@ __all__ = [
     "Consumed",
     "Counters",
     "Decoding",
-    "Detected",
     "EngineOptions",
     "Failed",
     "Finished",
     "FromWorker",
+    "LanguageFound",
     "Load",
     "Loading",
-    "Partial",
+    "PartialText",
     "Phase",
-    "Ready",
     "Refused",
     "Segment",
     "Sound",
@@ -33,6 +32,7 @@ __all__ = [
     "TokenLogprob",
     "Transcribed",
     "VadOptions",
+    "WhisperReady",
     "Word",
 ]
 
@@ -49,6 +49,7 @@ class EngineOptions:
     path: str
     threads: int
     gpu: bool
+    device: str = ""  # the kind of the GPU: cuda or mps; empty: cuda
     compute_type: str = "auto"  # auto, or one of the runtime's: float32, float16, bfloat16, int8, int8_float16, ...
     batch_windows: int = 0  # most windows of 30 s that are computed together
     cache_folder: str = ""  # folder for a runtime's converted weights; empty: none
@@ -109,7 +110,7 @@ class Sound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class WhisperReady:
     """The model is loaded."""
 
     languages: list[str]  # codes, as in `Decoding.language`
@@ -126,7 +127,7 @@ class Consumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Detected:
+class LanguageFound:
     """The request's language, once before its first segment; never if nothing was said. A given language has 1.0."""
 
     request: int
@@ -179,7 +180,7 @@ class Transcribed:
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class PartialText:
     """The text so far of speech that is not over; the request's next partial or segment replaces it."""
 
     request: int
@@ -193,6 +194,7 @@ class Finished:
     """The request is done; the worker has forgotten it."""
 
     request: int
+    language: str  # empty if nothing was said
     seconds: float  # of sound
     speech_seconds: float  # of these, seconds that were decoded
     tokens: int  # of all segments' text
@@ -217,4 +219,5 @@ class Stepped:
 
 
 ToWorker = Load | Submit | Sound | Cancel | Stop
-FromWorker = Loading | Ready | Failed | Refused | Consumed | Detected | Transcribed | Partial | Finished | Stepped
+Result = LanguageFound | Transcribed | PartialText | Finished
+FromWorker = Loading | WhisperReady | Failed | Refused | Consumed | Result | Stepped

@@ -26,7 +26,7 @@ class Outcome:
     reached: float  # the last temperature tried
     cut: Cut | None = None  # None: silence
     aligned: Aligned | None = None  # if words or logprobs are requested and there is text
-    more: bool = False  # whether the rest of the window is decoded separately
+    more: bool = False  # the rest of the window is decoded separately
 
     @property
     def first(self) -> float:
@@ -40,7 +40,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Told:
+class TimedPhrase:
     """A phrase. Times are seconds in the file."""
 
     start: float
@@ -51,10 +51,10 @@ class Told:
 
 
 @dataclass(slots=True)
-class Telling:
-    """The phrases of a window."""
+class WindowText:
+    """The phrases of a window, with times in the file."""
 
-    phrases: list[Told] = field(default_factory=list)
+    phrases: list[TimedPhrase] = field(default_factory=list)
     last_word: float | None = None  # end of the last word
     spoken_until: float = 0.0  # end of speech, for the words of the next window
 
@@ -64,25 +64,25 @@ def text_tokens(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
     return [token for token in tokens if token < vocabulary.eot]
 
 
-def tell(
+def window_text(
     outcome: Outcome, vocabulary: Vocabulary, language: str, words: bool, logprobs: bool, spoken_until: float
-) -> Telling:
+) -> WindowText:
     """Converts a window's phrases to the file's time. `spoken_until` is the end of speech before the window."""
     window = outcome.chunk.window
-    telling = Telling(spoken_until=spoken_until)
+    timed = WindowText(spoken_until=spoken_until)
     for phrase in outcome.cut.phrases if outcome.cut else []:
         start, end = window.span(outcome.first + phrase.start, outcome.first + phrase.end)
-        telling.phrases.append(Told(start, end, phrase.tokens))
+        timed.phrases.append(TimedPhrase(start, end, phrase.tokens))
     if outcome.aligned is None:
-        return telling
+        return timed
     if logprobs:
-        _add_logprobs(telling.phrases, outcome.aligned, vocabulary)
+        _add_logprobs(timed.phrases, outcome.aligned, vocabulary)
     if words:
-        _add_words(telling, outcome, outcome.aligned, vocabulary, language)
-    return telling
+        _add_words(timed, outcome, outcome.aligned, vocabulary, language)
+    return timed
 
 
-def _add_logprobs(phrases: Sequence[Told], aligned: Aligned, vocabulary: Vocabulary) -> None:
+def _add_logprobs(phrases: Sequence[TimedPhrase], aligned: Aligned, vocabulary: Vocabulary) -> None:
     at = 0
     for phrase in phrases:
         tokens = text_tokens(phrase.tokens, vocabulary)
@@ -94,7 +94,7 @@ def _add_logprobs(phrases: Sequence[Told], aligned: Aligned, vocabulary: Vocabul
         ]
 
 
-def _add_words(telling: Telling, outcome: Outcome, aligned: Aligned, vocabulary: Vocabulary, language: str) -> None:
+def _add_words(timed: WindowText, outcome: Outcome, aligned: Aligned, vocabulary: Vocabulary, language: str) -> None:
     """Times words within the window if silence was left out of it, else in the file, as the reference does."""
     window = outcome.chunk.window
     whole = len(window.pieces) == 1
@@ -106,17 +106,17 @@ def _add_words(telling: Telling, outcome: Outcome, aligned: Aligned, vocabulary:
     ]
     tokens = [token for utterance in utterances for token in utterance.tokens]
     texts, groups = vocabulary.split_words(tokens, language)
-    before = telling.spoken_until if whole else telling.spoken_until - window.start
+    before = timed.spoken_until if whole else timed.spoken_until - window.start
     time_words(utterances, texts, groups, aligned, offset, before)
-    for told, utterance in zip(telling.phrases, utterances, strict=True):
-        told.words = [_in_file(word, window, begin) for word in utterance.words]
-        if told.words:
+    for phrase, utterance in zip(timed.phrases, utterances, strict=True):
+        phrase.words = [_in_file(word, window, begin) for word in utterance.words]
+        if phrase.words:
             # Timed words locate a phrase more accurately than timestamp tokens.
-            told.start, told.end = window.span(max(0.0, utterance.start - begin), utterance.end - begin)
-            told.start = min(told.start, told.words[0].start)
-            told.end = max(told.end, told.words[-1].end)
-            telling.last_word = told.words[-1].end
-            telling.spoken_until = told.end
+            phrase.start, phrase.end = window.span(max(0.0, utterance.start - begin), utterance.end - begin)
+            phrase.start = min(phrase.start, phrase.words[0].start)
+            phrase.end = max(phrase.end, phrase.words[-1].end)
+            timed.last_word = phrase.words[-1].end
+            timed.spoken_until = phrase.end
 
 
 def _in_file(word: Word, window: Window, begin: float) -> Word:

@@ -8,10 +8,10 @@ import numpy as np
 
 from services.audio.engine.attempt import judged
 from services.audio.engine.chunk import Chunk
-from services.audio.engine.messages import Partial
+from services.audio.engine.messages import PartialText
 from services.audio.engine.row import columns_for
+from services.audio.engine.running_transcript import RunningTranscript
 from services.audio.engine.runtime import Runtime, Step
-from services.audio.engine.transcript import Transcript
 
 
 class PartialDecoder:
@@ -22,14 +22,14 @@ class PartialDecoder:
         self._runtime = runtime
         self._shortest = shortest
 
-    def decode(self, chosen: Sequence[tuple[Transcript, Chunk]]) -> list[Partial]:
+    def decode(self, chosen: Sequence[tuple[RunningTranscript, Chunk]]) -> list[PartialText]:
         """Returns the partials of requests; none for speech that is still unintelligible. Raises EngineError."""
-        lengths: dict[int, list[tuple[Transcript, Chunk]]] = {}
+        lengths: dict[int, list[tuple[RunningTranscript, Chunk]]] = {}
         for transcript, chunk in chosen:
             lengths.setdefault(columns_for(chunk.frames, self._shortest, lengths), []).append((transcript, chunk))
         return [partial for columns, group in lengths.items() for partial in self._decode(columns, group)]
 
-    def _decode(self, columns: int, group: Sequence[tuple[Transcript, Chunk]]) -> list[Partial]:
+    def _decode(self, columns: int, group: Sequence[tuple[RunningTranscript, Chunk]]) -> list[PartialText]:
         runtime = self._runtime
         windows = runtime.encode(np.stack([chunk.mel[:, :columns] for _, chunk in group]))
         languages = [transcript.language for transcript, _ in group]
@@ -55,5 +55,5 @@ class PartialDecoder:
             text = runtime.vocabulary.decode(decoded.tokens)
             if text.strip() and not attempt.failed and not attempt.silent:
                 window = chunk.window
-                partials.append(Partial(transcript.request, text, round(window.start, 3), round(window.end, 3)))
+                partials.append(PartialText(transcript.request, text, round(window.start, 3), round(window.end, 3)))
         return partials

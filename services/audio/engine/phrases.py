@@ -25,7 +25,7 @@ class Cut:
 
     phrases: list[Phrase]
     advance: int  # columns to the start of the next window, when windows follow their text
-    whole: bool  # whether the text reaches the window's end: one timestamp, after which nothing is said
+    whole: bool  # the text reaches the window's end: one timestamp, after which nothing is said
 
 
 def cut(tokens: Sequence[int], timestamp_begin: int, frames: int, keep_rest: bool = False) -> Cut:

@@ -15,13 +15,14 @@ import numpy as np
 
 from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
 from services.audio.engine.mel import LogMel, log_mel
-from services.audio.engine.messages import SAMPLE_RATE, Cancel, Consumed, Decoding, Refused, Sound, Stop, Submit
+from services.audio.engine.messages import SAMPLE_RATE, Cancel, Consumed, Decoding, Sound, Stop, Submit
 from services.audio.engine.runtime import Runtime
-from services.audio.engine.turns import Turns
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Window, no_samples
 from services.audio.engine.windows import SpeechWindows, WholeWindows
+from services.worker.loop import WorkerLoop
 from services.worker.messages import EngineError
+from services.worker.turns import Turns
 
 SAMPLE_BYTES = 2
 BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request, processed in one turn
@@ -43,14 +44,14 @@ class _Feed:
     mel: LogMel
     backlog: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in the backlog
-    ended: bool = False  # whether the last sound has arrived
+    ended: bool = False  # the last sound has arrived
     fed_all: bool = False  # and was fed to the planner
-    moved: bool = False  # whether the loop has sent the start of the next window
+    moved: bool = False  # the loop has sent the start of the next window
     number: int = 0  # of the next chunk
     out: int = 0  # chunks that the loop has not taken
     partial_out: bool = False
     partial_at: int = 0  # samples fed when the last partial was made
-    told: int = 0  # samples reported to the service as consumed
+    reported: int = 0  # samples reported to the service as consumed
 
     def add(self, samples: bytes, last: bool) -> None:
         """Appends sound to the backlog; drops sound after the last."""
@@ -74,64 +75,51 @@ class _Feed:
         return bytes(block[:keep])
 
 
-class Preparation:
-    """The preparation of one loaded model's requests. `hand` sends to the loop, `send` to the service."""
+class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
+    """The preparation of one loaded model's requests. `to_loop` sends to the loop, `send` to the service."""
 
     def __init__(
         self,
         runtime: Runtime,
         inbox: PrepareInbox,
-        hand: Callable[[Opened | Chunk | Closed | Cancel | Stop], None],
+        to_loop: Callable[[Opened | Chunk | Closed | Cancel | Stop], None],
         send: Callable[[object], None],
     ) -> None:
+        super().__init__(inbox, send)
         self._runtime = runtime
-        self._inbox = inbox
-        self._hand = hand
-        self._send = send
+        self._to_loop = to_loop
         self._ahead = runtime.ready.batch_windows  # chunks of one request that may wait for the loop
         self._feeds: dict[int, _Feed] = {}
         self._turns = Turns()
 
-    def run(self) -> None:
-        """Serves until a Stop arrives."""
-        while self.turn():
-            pass
-
     def turn(self) -> bool:
         """Takes messages and prepares one block of one request; waits for a message if it has nothing to do."""
-        if not self._take_messages():
-            return False
-        feed = self._turns.next(feed for feed in self._feeds.values() if self._can_go_on(feed))
+        if super().turn():
+            return True
+        self._to_loop(Stop())
+        return False
+
+    def _is_idle(self) -> bool:
+        return not any(map(self._can_process, self._feeds.values()))
+
+    def _advance(self) -> None:
+        feed = self._turns.next(feed for feed in self._feeds.values() if self._can_process(feed))
         if feed:
             try:
-                self._go_on(feed)
+                self._process(feed)
             except EngineError as error:
-                self._refuse(feed.request, error)
-        return True
+                self._fail(feed.request, error)
 
     # --- incoming messages
 
-    def _take_messages(self) -> bool:
-        wait = not any(map(self._can_go_on, self._feeds.values()))
-        while True:
-            try:
-                message = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
-            wait = False
-            if isinstance(message, Stop):
-                self._hand(message)
-                return False
-            if isinstance(message, Submit):
-                self._open(message)
-            else:
-                self._note(message)
-
-    def _note(self, message: Sound | Cancel | Taken | Seek) -> None:
+    def _take(self, message: Submit | Sound | Cancel | Taken | Seek) -> None:
+        if isinstance(message, Submit):
+            self._open(message)
+            return
         feed = self._feeds.get(message.request)
         if isinstance(message, Cancel):
             self._forget(message.request)
-            self._hand(message)
+            self._to_loop(message)
         elif feed is None:
             return  # refused or cancelled while the message was on its way
         elif isinstance(message, Sound):
@@ -153,12 +141,12 @@ class Preparation:
             planner = SpeechWindows(vad, SpeechMeter(), decoding.live) if vad else WholeWindows()
             prompt = self._runtime.vocabulary.encode(f" {decoding.prompt.strip()}") if decoding.prompt.strip() else []
         except EngineError as error:
-            self._refuse(submit.request, error)
+            self._fail(submit.request, error)
             return
         self._feeds[submit.request] = _Feed(
             submit.request, submit.client, decoding, planner, LogMel(self._runtime.n_mels)
         )
-        self._hand(Opened(submit.request, submit.client, decoding, prompt, submit.deadline))
+        self._to_loop(Opened(submit.request, submit.client, decoding, prompt, submit.deadline))
 
     def _check(self, decoding: Decoding) -> None:
         ready = self._runtime.ready
@@ -174,25 +162,24 @@ class Preparation:
     def _add(self, feed: _Feed, sound: Sound) -> None:
         if feed.waiting + len(sound.samples) > BACKLOG_BYTES:
             seconds = BACKLOG_BYTES // SAMPLE_BYTES // SAMPLE_RATE
-            message = f"more than {seconds} s of sound were sent ahead of what was decoded"
-            self._refuse(feed.request, EngineError("INTERNAL", message))
+            message = f"more than {seconds} s of sound were sent ahead of decoding"
+            self._fail(feed.request, EngineError("INTERNAL", message))
             return
         feed.add(sound.samples, sound.last)
 
-    def _refuse(self, request: int, error: EngineError) -> None:
+    def _fail(self, request: int, error: EngineError) -> None:
         self._forget(request)
-        self._hand(Cancel(request))
-        self._send(Refused(request=request, code=error.code, message=error.message, param=error.param))
+        self._to_loop(Cancel(request))
+        self._refuse(request, error)
 
     def _forget(self, request: int) -> None:
         feed = self._feeds.pop(request, None)
         if feed:
-            others = any(other.client == feed.client for other in self._feeds.values())
-            self._turns.forget(request, feed.client, others)
+            self._turns.forget(feed, self._feeds.values())
 
     # --- windows and chunks
 
-    def _can_go_on(self, feed: _Feed) -> bool:
+    def _can_process(self, feed: _Feed) -> bool:
         if feed.out >= self._ahead:
             return False
         return feed.moved or self._can_feed(feed)
@@ -202,7 +189,7 @@ class Preparation:
         waits = feed.waiting >= SAMPLE_BYTES or (feed.ended and not feed.fed_all)
         return waits and planner.fed - planner.consumed < HELD_SAMPLES
 
-    def _go_on(self, feed: _Feed) -> None:
+    def _process(self, feed: _Feed) -> None:
         """Feeds one block and sends the windows that it completes."""
         planner = feed.planner
         feed.moved = False
@@ -214,18 +201,18 @@ class Preparation:
                 planner.end()
                 feed.fed_all = True
         while window := planner.ready():
-            self._hand(self._chunk(feed, window))
+            self._to_loop(self._chunk(feed, window))
             feed.number += 1
             feed.out += 1
-        self._peek(feed)
-        if planner.consumed > feed.told:
-            feed.told = planner.consumed
-            self._send(Consumed(feed.request, feed.told))
+        self._send_partial(feed)
+        if planner.consumed > feed.reported:
+            feed.reported = planner.consumed
+            self._send(Consumed(feed.request, feed.reported))
         if planner.done:
             self._forget(feed.request)
-            self._hand(Closed(feed.request, planner.fed))
+            self._to_loop(Closed(feed.request, planner.fed))
 
-    def _peek(self, feed: _Feed) -> None:
+    def _send_partial(self, feed: _Feed) -> None:
         """Sends a partial of live speech if there is enough new sound and nothing else of the request waits."""
         planner = feed.planner
         if not feed.decoding.live or feed.partial_out or feed.out or feed.backlog or feed.ended:
@@ -235,7 +222,7 @@ class Preparation:
         window = planner.open()
         if window:
             feed.partial_out, feed.partial_at = True, planner.fed
-            self._hand(self._chunk(feed, window, partial=True))
+            self._to_loop(self._chunk(feed, window, partial=True))
 
     def _chunk(self, feed: _Feed, window: Window, partial: bool = False) -> Chunk:
         mel = log_mel(window.samples, self._runtime.n_mels) if partial else feed.mel.of(window)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from services.audio.engine.attempt import Attempt, best
 from services.audio.engine.chunk import Chunk
 from services.audio.engine.mel import Mel
+from services.audio.engine.running_transcript import RunningTranscript
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Step
-from services.audio.engine.transcript import Transcript
 
 # Columns that windows are padded to: the encoder's work grows with them, and only equal lengths decode together.
 LENGTHS = (1500, 2000, 2500, WINDOW_FRAMES)
@@ -25,7 +25,7 @@ JOINED = 2000
 class Row:
     """A window in progress."""
 
-    transcript: Transcript
+    transcript: RunningTranscript
     chunk: Chunk
     columns: int  # number of encoded columns
     window: Encoded | None = None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.audio.engine.messages import EngineOptions, Ready
+from services.audio.engine.messages import EngineOptions, WhisperReady
 
 Floats = npt.NDArray[np.float32]
 Encoded = Any  # one encoded window: a runtime's own handle, which owns its memory
@@ -85,7 +85,7 @@ class Vocabulary(Protocol):
 class Runtime(Protocol):
     """A loaded model. Its methods raise EngineError (OUT_OF_MEMORY, INTERNAL) for a batch that cannot be computed."""
 
-    ready: Ready
+    ready: WhisperReady
     n_mels: int  # 80 or 128
     context_tokens: int  # of prompt and text together (Whisper: 448)
     shortest_frames: int  # least columns that `encode` takes; WINDOW_FRAMES if it takes only whole windows

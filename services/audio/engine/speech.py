@@ -47,7 +47,7 @@ class SpeechDetector:
         self.position = 0  # samples seen
         self._start: int | None = None  # of the current speech, without padding
         self._quiet: int | None = None  # start of the silence that may end it
-        self._cut = False  # whether it continues a stretch that was cut
+        self._cut = False  # it continues a stretch that was cut
         self._over: Stretch | None = None  # the previous stretch, whose end is not padded yet
         self._last = 0  # end of the last speech, without padding
         self._floor = 0  # end of the previous stretch, with padding: none begins earlier
@@ -96,7 +96,7 @@ class SpeechDetector:
         """The current speech: from the padding before it to its last speech frame."""
         if self._start is None or self._over or not self._sure(self._start):
             return None
-        return Stretch(self._padded(self._start), self._heard())
+        return Stretch(self._padded(self._start), self._speech_end())
 
     @property
     def over(self) -> Stretch | None:
@@ -117,12 +117,12 @@ class SpeechDetector:
             return self._over.start
         return self._padded(self.position if self._start is None else self._start)
 
-    def _heard(self) -> int:
+    def _speech_end(self) -> int:
         return self.position if self._quiet is None else self._quiet
 
     def _sure(self, start: int) -> bool:
         """Returns True if the current speech is long enough to count as speech."""
-        return self._cut or self._heard() - start > SHORTEST
+        return self._cut or self._speech_end() - start > SHORTEST
 
     def _padded(self, start: int) -> int:
         return max(self._floor, start - self._padding)

@@ -16,12 +16,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from services.audio.engine.byte_pairs import BytePairs
+import tiktoken
+
 from services.audio.engine.languages import LANGUAGES
 from services.worker.messages import EngineError
 
 MULTILINGUAL = 51865  # tokens, or more; English-only models have one less
 TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
+# GPT-2's words, within which byte pairs are merged; the same pattern as in the reference.
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MARKUP = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 _END = "<|endoftext|>"
 _UNSPACED = {"zh", "ja", "th", "lo", "my", "yue"}  # written without spaces between words
@@ -47,7 +50,9 @@ class WhisperVocabulary:
         for token, piece in enumerate(pieces):
             ranks.setdefault(piece, token)
         if not 1 <= count <= len(LANGUAGES) or any(bytes([byte]) not in ranks for byte in range(256)):
-            message = f"{source} holds {len(pieces)} tokens of text; that is no vocabulary of a Whisper model of {size}"
+            message = (
+                f"{source} holds {len(pieces)} tokens of text; that is not a vocabulary of a Whisper model of {size}"
+            )
             raise EngineError("MODEL_INVALID", message)
         self.size = size
         self.multilingual = size >= MULTILINGUAL
@@ -64,8 +69,8 @@ class WhisperVocabulary:
         names = [f"<|{name}|>" for name in ("endoftext", "startoftranscript", *codes, *_MARKUP)]
         self._names = names + [f"<|{index * 0.02:.2f}|>" for index in range(TIMESTAMPS)]
         self._pieces = pieces
-        self._pairs = BytePairs(ranks)
-        self.blank = tuple(sorted({*self._pairs.encode(" "), self.eot}))  # never the first token of an answer
+        self._encoding = tiktoken.Encoding(source, pat_str=_WORDS, mergeable_ranks=ranks, special_tokens={})
+        self.blank = tuple(sorted({*self.encode(" "), self.eot}))  # never the first token of an answer
         self.suppressed = self._suppressed()  # never a token of an answer
 
     def start(self, language: str, task: str) -> list[int]:
@@ -80,7 +85,7 @@ class WhisperVocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text; names of special tokens in it are plain text."""
-        return self._pairs.encode(text)
+        return self._encoding.encode_ordinary(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens; special tokens, timestamps and parts of characters add nothing."""
@@ -182,7 +187,7 @@ def converted_vocabulary(folder: Path) -> WhisperVocabulary:
         path = folder / "vocabulary.txt"
         names = _read(path).removesuffix("\n").split("\n")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or _END not in names:
-        raise EngineError("MODEL_INVALID", f"{path} is no list of tokens with {_END} in it")
+        raise EngineError("MODEL_INVALID", f"{path} is not a list of tokens with {_END} in it")
     end = names.index(_END)
     vocabulary = WhisperVocabulary(_pieces(names[:end], path), len(names), str(path))
     vocabulary.check_names({name: token for token, name in enumerate(names) if token >= end}, str(path))
@@ -204,7 +209,7 @@ def tokenizer_vocabulary(folder: Path, size: int) -> WhisperVocabulary:
         names = dict.fromkeys(range(min(end, size)), "")
         names |= {token: name for name, token in ids.items() if token < end}
     except (KeyError, TypeError, ValueError) as error:
-        raise EngineError("MODEL_INVALID", f"{path} is no tokenizer of a Whisper model: {error!r}") from error
+        raise EngineError("MODEL_INVALID", f"{path} is not a tokenizer of a Whisper model: {error!r}") from error
     vocabulary = WhisperVocabulary(_pieces(list(names.values()), path), size, str(path))
     vocabulary.check_names(ids, str(path))
     return vocabulary
@@ -248,7 +253,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(_read(path))
     except (ValueError, RecursionError) as error:
-        raise EngineError("MODEL_INVALID", f"{path} is no JSON: {error}") from error
+        raise EngineError("MODEL_INVALID", f"{path} is not JSON: {error}") from error
 
 
 def _read(path: Path) -> str:

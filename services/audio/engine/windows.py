@@ -1,4 +1,7 @@
-"""Cuts a request's sound into windows for the model: by speech, or one after the other as Whisper does."""
+"""Cuts a request's sound into windows for the model: by speech, or one after the other as Whisper does.
+
+Sound is held as long as a window may need it, and is addressed by its position in the file.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,50 @@ from typing import Protocol
 
 import numpy as np
 
-from services.audio.engine.held import HeldSound
 from services.audio.engine.messages import SAMPLE_RATE, VadOptions
 from services.audio.engine.speech import SpeechDetector, Stretch, quietest
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
-
-__all__ = ["Meter", "Piece", "SpeechWindows", "WholeWindows", "Window", "Windows"]
-
 
 EDGE = 200  # samples that a column of the spectrogram reads beyond its position
 PAUSE = 6 * SAMPLE_RATE // 10  # silence that ends a phrase of a live speaker
 SEARCHED = 10 * SAMPLE_RATE  # end of a window that is searched for the quietest position
 APART = WINDOW_SAMPLES  # silence that ends a window, so that leaving out silence never makes more windows
+
+
+class SoundBuffer:
+    """A stretch of the file's sound that grows at its end and is dropped from its start. Positions are in samples."""
+
+    __slots__ = ("_buffer", "_first", "end", "start")
+
+    def __init__(self) -> None:
+        self.start = 0  # position in the file of the first sample held
+        self.end = 0  # position after the last one
+        self._buffer = np.empty(0, dtype=np.float32)
+        self._first = 0  # index of `start` in the buffer
+
+    def add(self, samples: Samples) -> None:
+        """Appends sound, float32 [n]."""
+        held = self.end - self.start
+        if self._first + held + len(samples) > len(self._buffer):
+            # Twice the needed size: copying then costs no more than appending, and memory follows the held sound.
+            grown = np.empty(2 * (held + len(samples)), dtype=np.float32)
+            grown[:held] = self._buffer[self._first : self._first + held]
+            self._buffer, self._first = grown, 0
+        self._buffer[self._first + held : self._first + held + len(samples)] = samples
+        self.end += len(samples)
+
+    def cut(self, start: int, end: int) -> Samples:
+        """Returns a copy of the sound from `start` to `end`, limited to the held part."""
+        start, end = max(start, self.start), min(end, self.end)
+        offset = self._first - self.start
+        return self._buffer[start + offset : max(start, end) + offset].copy()
+
+    def forget(self, before: int) -> None:
+        """Drops the sound before a position in the file."""
+        before = min(before, self.end)
+        if before > self.start:
+            self._first += before - self.start
+            self.start = before
 
 
 class Meter(Protocol):
@@ -70,7 +105,7 @@ class WholeWindows:
     """
 
     def __init__(self) -> None:
-        self._held = HeldSound()
+        self._sound = SoundBuffer()
         self._ended = False
         self._start = 0
         self._taken = 0  # samples of the window that waits for `seek`
@@ -79,7 +114,7 @@ class WholeWindows:
         """Takes the next sound; raises ValueError after the end."""
         if self._ended:
             raise ValueError("the sound has ended")
-        self._held.add(samples)
+        self._sound.add(samples)
 
     def end(self) -> None:
         """Marks the end of the sound."""
@@ -87,7 +122,7 @@ class WholeWindows:
 
     def ready(self) -> Window | None:
         """Returns the next 30 s, or the rest at the end; less than 10 ms are no window."""
-        left = self._held.end - self._start
+        left = self._sound.end - self._start
         # The last columns of the spectrogram read half a frame beyond the window.
         enough = WINDOW_SAMPLES + EDGE if not self._ended else HOP
         if self._taken or left < enough:
@@ -105,37 +140,37 @@ class WholeWindows:
         if not self._start < sample <= self._start + self._taken:
             raise ValueError(f"column {frame} is not in the window before")
         self._start, self._taken = sample, 0
-        self._held.forget(sample - EDGE)
+        self._sound.forget(sample - EDGE)
 
     def open(self) -> Window | None:
         """Returns the sound so far that is in no window yet; None if it is less than 10 ms."""
-        if self._taken or self._held.end - self._start < HOP:
+        if self._taken or self._sound.end - self._start < HOP:
             return None
         return self._window()
 
     @property
     def done(self) -> bool:
         """True if the sound has ended and no window follows."""
-        return self._ended and not self._taken and self._held.end - self._start < HOP
+        return self._ended and not self._taken and self._sound.end - self._start < HOP
 
     @property
     def fed(self) -> int:
         """Samples fed so far."""
-        return self._held.end
+        return self._sound.end
 
     @property
     def consumed(self) -> int:
         """Samples that it no longer holds: those before the last position of `seek`."""
-        return self._held.start
+        return self._sound.start
 
     def _window(self) -> Window:
-        start, end = self._start, min(self._start + WINDOW_SAMPLES, self._held.end)
+        start, end = self._start, min(self._start + WINDOW_SAMPLES, self._sound.end)
         return Window(
-            samples=self._held.cut(start, end),
+            samples=self._sound.cut(start, end),
             pieces=(Piece(0, start, end - start),),
-            last=self._ended and end == self._held.end,
-            before=self._held.cut(start - EDGE, start),
-            after=self._held.cut(end, end + EDGE),
+            last=self._ended and end == self._sound.end,
+            before=self._sound.cut(start - EDGE, start),
+            after=self._sound.cut(end, end + EDGE),
         )
 
 
@@ -151,7 +186,7 @@ class SpeechWindows:
         self._detector = SpeechDetector(options)
         self._live = live
         self._margin = options.padding_ms * SAMPLE_RATE // 1000
-        self._held = HeldSound()
+        self._sound = SoundBuffer()
         self._ended = False
         self._packed: list[tuple[Stretch, Samples]] = []
         self._length = 0  # packed samples
@@ -162,10 +197,10 @@ class SpeechWindows:
         """Takes the next sound; raises ValueError after the end."""
         if self._ended:
             raise ValueError("the sound has ended")
-        self._held.add(samples)
+        self._sound.add(samples)
         for probability in self._meter.feed(samples).tolist():
             self._step(probability)
-        self._held.forget(self._detector.needed)
+        self._sound.forget(self._detector.needed)
 
     def end(self) -> None:
         """Marks the end of the sound and completes the last window."""
@@ -173,11 +208,11 @@ class SpeechWindows:
             return
         for probability in self._meter.end().tolist():
             self._step(probability)
-        for stretch in self._detector.end(self._held.end):
+        for stretch in self._detector.end(self._sound.end):
             self._pack(stretch)
         self._ended = True
         self._emit()
-        self._held.forget(self._held.end)
+        self._sound.forget(self._sound.end)
 
     def ready(self) -> Window | None:
         """Returns the next complete window."""
@@ -193,7 +228,7 @@ class SpeechWindows:
         stretch = self._detector.open or self._detector.over
         if stretch:
             stretch = stretch.shortened(WINDOW_SAMPLES)
-            packed.append((stretch, self._held.cut(stretch.start, stretch.end)))
+            packed.append((stretch, self._sound.cut(stretch.start, stretch.end)))
         while sum(len(samples) for _, samples in packed) > WINDOW_SAMPLES:
             del packed[0]
         return self._join(packed) if packed else None
@@ -206,12 +241,12 @@ class SpeechWindows:
     @property
     def fed(self) -> int:
         """Samples fed so far."""
-        return self._held.end
+        return self._sound.end
 
     @property
     def consumed(self) -> int:
         """Samples that it no longer holds, neither as sound nor in windows that wait to be taken."""
-        return self._held.start - self._length - self._waiting
+        return self._sound.start - self._length - self._waiting
 
     def _step(self, probability: float) -> None:
         """Processes one frame. Every decision is made here, so the way in which sound is fed does not matter."""
@@ -236,7 +271,7 @@ class SpeechWindows:
             self._emit()
         if extent.length > WINDOW_SAMPLES:
             earliest = extent.start + WINDOW_SAMPLES - SEARCHED
-            place = earliest + quietest(self._held.cut(earliest, extent.start + WINDOW_SAMPLES))
+            place = earliest + quietest(self._sound.cut(earliest, extent.start + WINDOW_SAMPLES))
             self._pack(self._detector.cut(place))
             self._emit()
 
@@ -245,7 +280,7 @@ class SpeechWindows:
         stretch = stretch.shortened(WINDOW_SAMPLES)
         if self._packed and self._length + stretch.length > WINDOW_SAMPLES:
             self._emit()
-        self._packed.append((stretch, self._held.cut(stretch.start, stretch.end)))
+        self._packed.append((stretch, self._sound.cut(stretch.start, stretch.end)))
         self._length += stretch.length
 
     def _emit(self) -> None:
@@ -267,6 +302,6 @@ class SpeechWindows:
         return Window(
             samples=np.concatenate([samples for _, samples in packed]),
             pieces=tuple(pieces),
-            last=self._ended and packed[-1][0].end == self._held.end,
+            last=self._ended and packed[-1][0].end == self._sound.end,
             margin=self._margin,
         )

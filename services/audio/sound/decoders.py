@@ -1,4 +1,4 @@
-"""The pool of decoder processes: a few wait warm, more start on demand, up to a limit.
+"""The pool of decoder processes, for uploads and live feeds.
 
 A process holds one file while its sound is read, which is mostly waiting for the reader. A process that did not end a
 file well never gets another caller's.
@@ -6,22 +6,26 @@ file well never gets another caller's.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from services.audio.sound.decoder import Decoder
-from services.audio.sound.decoding.messages import Open, Pcm
+from services.audio.sound.decoding.messages import FromDecoder, Open, Pcm
 from services.audio.sound.sound import PARAM, DecodedSound, PlainSound, Sound, too_long
 from services.audio.sound.source import LiveFeed, RawSound, SoundSource, Upload, make_private, remove_abandoned
-from services.errors import AllmError, Internal, InvalidRequest, Overloaded
+from services.errors import Internal, InvalidRequest, Overloaded
+from services.sandbox.pool import ProcessPool
+from services.sandbox.process import ConfinedProcess, ConfinedProgram
 
+PROGRAM = ConfinedProgram(
+    module="services.audio.sound.decoding",
+    messages=FromDecoder,
+    name="sound decoder",
+    kind="the sound decoder",
+    most_orders=200,
+)
 SPARE = 2  # idle processes, so that no short request waits for a start
-IDLE_SECONDS = 60.0  # after which idle processes beyond the spare ones end
 LIVE_SHARE = 0.75  # most of the decoders: a live feed holds one for as long as its speaker likes, files do not
 
 log = logging.getLogger(__name__)
@@ -34,20 +38,19 @@ class SoundDecoders:
         self, *, decoders: int, folder: Path, max_seconds: float, queue: int, stall_seconds: float, spare: int = SPARE
     ) -> None:
         """`decoders` files are open at the same time at most, and `queue` more may wait; uploads lie in `folder`."""
-        self._places = asyncio.Semaphore(decoders)
-        self._most = decoders
+        self.pool: ProcessPool[FromDecoder] = ProcessPool(
+            lambda: ConfinedProcess.start(PROGRAM),
+            most=decoders,
+            queue=queue,
+            seconds=stall_seconds,
+            busy=lambda waiting: f"{decoders} files are being decoded and {waiting} wait: try again later",
+            spare=min(spare, decoders),
+        )
         self._most_live = max(1, int(decoders * LIVE_SHARE))
         self._live = 0
-        self._queue = queue
-        self._waiting = 0
         self._folder = folder
         self._max_seconds = max_seconds
         self._stall_seconds = stall_seconds
-        self._spare = min(spare, decoders)
-        self._idle: list[Decoder] = []
-        self._starting: asyncio.Task[None] | None = None  # starts a spare process
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     async def start(self) -> None:
         """Removes a crash's leftovers from the folder and starts the spare processes.
@@ -62,20 +65,16 @@ class SoundDecoders:
                 log.warning("%d uploads of a service that ended early were removed", removed)
         except OSError as error:
             raise Internal(f"the folder of uploads cannot be used: {error.strerror}") from error
-        self._idle += await asyncio.gather(*(Decoder.start() for _ in range(self._spare)))
+        await self.pool.start()
 
     async def close(self) -> None:
         """Ends all idle processes; a process with a file ends with its context."""
-        self._closed = True
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        idle, self._idle = self._idle, []
-        await asyncio.gather(*(decoder.close() for decoder in idle))
+        await self.pool.close()
 
     @property
     def processes(self) -> list[int]:
         """Process ids of the decoders that wait for a file."""
-        return [decoder.pid for decoder in self._idle]
+        return self.pool.processes
 
     @asynccontextmanager
     async def open(self, source: SoundSource, raw: RawSound | None = None, name_hint: str = "") -> AsyncIterator[Sound]:
@@ -89,18 +88,19 @@ class SoundDecoders:
         Raises:
             InvalidRequest: the upload is empty, or raw and too long.
             Overloaded: the limits of decoded and of waiting files are reached, or the limit of live feeds.
+            Internal: no decoder stays alive until it begins with the file.
         """
         self._check(source, raw)
         try:
             if raw and raw.plain:
                 yield PlainSound(source, self._max_seconds)
                 return
-            async with self._live_share(source), self._place():
-                decoder = await self._decoder(self._order(source, raw))
-                try:
-                    yield DecodedSound(decoder, source, self._stall_seconds, name_hint)
-                finally:
-                    await self._give_back(decoder)
+            async with (
+                self._live_share(source),
+                self.pool.slot(),
+                self.pool.process(self._order(source, raw)) as decoder,
+            ):
+                yield DecodedSound(decoder, source, self._stall_seconds, name_hint)
         finally:
             if isinstance(source, LiveFeed):
                 await source.close()
@@ -127,82 +127,10 @@ class SoundDecoders:
             yield
             return
         if self._live >= self._most_live:
-            message = f"{self._live} live feeds are being decoded: no more are taken (ALLM_AUDIO_DECODERS); "
+            message = f"{self._live} live feeds are being decoded or wait: no more are accepted (ALLM_AUDIO_DECODERS); "
             raise Overloaded(message + "16-bit samples at 16 kHz in one channel need no decoder")
         self._live += 1
         try:
             yield
         finally:
             self._live -= 1
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        if self._places.locked() and self._waiting >= self._queue:
-            raise Overloaded(f"{self._most} files are being decoded and {self._waiting} wait: try again later")
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._places.release()
-            self._replenish()
-
-    async def _decoder(self, order: Open) -> Decoder:
-        """Returns a process that has begun with the file; skips one that died while idle."""
-        while True:
-            if not self._idle and self._starting:
-                await asyncio.wait([self._starting])  # it is ready sooner than a new one
-            decoder = self._idle.pop() if self._idle else await Decoder.start()
-            self._replenish()
-            try:
-                async with asyncio.timeout(self._stall_seconds):
-                    begun = await decoder.begin(order)
-            except TimeoutError:
-                begun = False
-            except BaseException:
-                await decoder.close()
-                raise
-            if begun:
-                return decoder
-            log.warning("decoder %d had ended before it was given a file", decoder.pid)
-            await decoder.close()
-
-    async def _give_back(self, decoder: Decoder) -> None:
-        if decoder.reusable and not self._closed:
-            decoder.idle_since = time.monotonic()
-            self._idle.append(decoder)
-            asyncio.get_running_loop().call_later(IDLE_SECONDS, self._trim)
-            return
-        await decoder.close()
-
-    def _replenish(self) -> None:
-        """Starts a process for the next file if none is idle."""
-        if not (self._idle or self._starting or self._closed or self._places.locked()):
-            self._starting = self._spawn(self._start_spare())
-
-    async def _start_spare(self) -> None:
-        try:
-            self._idle.append(await Decoder.start())
-        except AllmError:
-            log.warning("no decoder waits: the next file starts one, and its caller is told if that fails")
-        finally:
-            self._starting = None
-
-    def _trim(self) -> None:
-        """Ends idle processes beyond the spare ones; those unused longest end first."""
-        now = time.monotonic()
-        while len(self._idle) > self._spare:
-            early = self._idle[0].idle_since + IDLE_SECONDS - now
-            if early > 0:  # the loop's clock lags behind, or this decoder was used since
-                asyncio.get_running_loop().call_later(early, self._trim)
-                return
-            self._spawn(self._idle.pop(0).close())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

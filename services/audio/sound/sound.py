@@ -6,19 +6,20 @@ import asyncio
 import logging
 from typing import Protocol
 
-from services.audio.sound.decoder import Decoder
 from services.audio.sound.decoding.messages import (
     BYTES_PER_SAMPLE,
     SAMPLE_RATE,
     Chunk,
     Decoded,
     Ended,
+    FromDecoder,
     Hungry,
     Opened,
-    Refused,
 )
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, SoundSource, Upload
 from services.errors import InvalidRequest
+from services.sandbox.messages import Refused
+from services.sandbox.process import ConfinedProcess
 from services.worker.process import WorkerDied
 
 PARAM = "file"
@@ -72,7 +73,9 @@ class PlainSound:
 class DecodedSound:
     """Sound from a decoder process, which works only a little ahead of the reader."""
 
-    def __init__(self, decoder: Decoder, source: SoundSource, stall_seconds: float, name: str = "") -> None:
+    def __init__(
+        self, decoder: ConfinedProcess[FromDecoder], source: SoundSource, stall_seconds: float, name: str = ""
+    ) -> None:
         self._decoder = decoder
         self._name = "".join(each for each in name[:MAX_NAME] if each.isprintable())  # only for errors
         self._source = source
@@ -94,11 +97,11 @@ class DecodedSound:
                 self._source.unlink()
             elif isinstance(message, Ended):
                 self._ended = True
-                self._decoder.broken = False  # the only good end: after any other the process gets no further file
+                self._decoder.finish()  # the only good end: after any other the process gets no further file
             elif isinstance(message, Refused):
                 raise self._failed(message.message)
             else:
-                raise self._failed("the file made the decoder fail")
+                raise self._failed("the file crashed the decoder")
         return b""
 
     async def _receive(self) -> object:
@@ -106,11 +109,11 @@ class DecodedSound:
             async with asyncio.timeout(self._stall_seconds):
                 return await self._decoder.receive()
         except TimeoutError:
-            log.warning("decoder %d makes no progress: it is ended", self._decoder.pid)
-            raise self._failed(f"the file gave no sound for {self._stall_seconds:g} seconds of decoding") from None
+            log.warning("decoder %d makes no progress and is killed", self._decoder.pid)
+            raise self._failed(f"the decoder produced no sound for {self._stall_seconds:g} seconds") from None
         except WorkerDied as died:
             log.warning("%s", died)
-            raise self._failed("the file made the decoder fail: it is corrupt, or made to do harm") from None
+            raise self._failed("the file crashed the decoder: it is corrupt or malicious") from None
 
     def _failed(self, message: str) -> InvalidRequest:
         self._failure = InvalidRequest(f"{self._name}: {message}" if self._name else message, param=PARAM)
@@ -120,5 +123,5 @@ class DecodedSound:
 def too_long(max_seconds: float, seconds: float = 0.0) -> InvalidRequest:
     """Returns the error for sound over the limit; `seconds` is its length if that is known."""
     length = f"{seconds:.0f} seconds" if seconds > max_seconds else f"over {max_seconds:g} seconds"
-    most = f"at most {max_seconds:g} seconds are taken at once (ALLM_MAX_AUDIO_SECONDS)"
+    most = f"at most {max_seconds:g} seconds are accepted at once (ALLM_MAX_AUDIO_SECONDS)"
     return InvalidRequest(f"the sound is {length} long: {most}; split it", param=PARAM)

@@ -14,7 +14,7 @@ from allm.envoy import external_auth_pb2 as pb
 from google.rpc import status_pb2
 
 from services.auth.identity import HEADER
-from services.authorizer.gatekeeper import Admitted, Asked
+from services.authorizer.gatekeeper import Admitted, CheckedRequest
 from services.errors import AllmError, Unauthenticated
 from services.rpc.call import DETAILS, typed_details
 
@@ -26,10 +26,10 @@ WEB_TYPE = "x-grpc-web-type"
 PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
-def read_request(request: pb.CheckRequest) -> Asked:
+def read_request(request: pb.CheckRequest) -> CheckedRequest:
     """Reads Envoy's description of a request."""
     http = request.attributes.request.http
-    return Asked(http.method, http.path, http.headers.get("authorization", ""))
+    return CheckedRequest(http.method, http.path, http.headers.get("authorization", ""))
 
 
 def admission(admitted: Admitted) -> pb.CheckResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
-from services.auth.identity import ADMIN, SERVICE
+from services.auth.identity import ADMIN, WATCH_KEYS
 from services.catalog.keys.api_key import ApiKey
 from services.catalog.keys.api_keys import ApiKeys, NewKey
 from services.catalog.keys.key_watch import KeyRemoved, KeysAdded
@@ -32,6 +32,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
             models=tuple(request.models),
             requests_per_minute=request.requests_per_minute,
             tokens_per_minute=request.tokens_per_minute,
+            concurrent_requests=request.concurrent_requests,
             expires=_expires(request),
         )
         made, secret = await self._keys.create(new)
@@ -54,7 +55,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
         call.facts["key"] = revoked.id
         return keys_pb2.RevokeKeyResponse(key=key_message(revoked))
 
-    @typed(scope=SERVICE)
+    @typed(scope=WATCH_KEYS)
     async def WatchKeys(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: keys_pb2.WatchKeysRequest, call: Call
     ) -> None:
@@ -81,6 +82,7 @@ def key_message(key: ApiKey) -> keys_pb2.ApiKey:
         models=key.models,
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
+        concurrent_requests=key.concurrent_requests,
     )
     message.create_time.seconds = key.created
     if key.expires:

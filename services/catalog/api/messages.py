@@ -1,22 +1,27 @@
-"""Converts model views to protobuf, and replicas' reports from protobuf."""
+"""Converts model views to protobuf, as far as their caller may see them, and replicas' reports from protobuf."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 
+from services.auth.caller import current_caller
+from services.auth.identity import ADMIN
 from services.catalog.catalog import Opinion
 from services.catalog.registration.composition import LoraChoice
 from services.catalog.registration.declarations import Declarations
-from services.catalog.replicas.model_view import ModelView
+from services.catalog.replicas.model_view import ModelView, ModelViews
 from services.catalog.replicas.replica_status import Report
 from services.errors import Internal, InvalidRequest
 from services.models import wire
 from services.models.descriptor import Modality
+from services.models.desired import Part
 from services.models.figures_wire import read_figures
-from services.models.registry import Runtime
+from services.models.manifest import Manifest
+from services.models.registry import DEVICES, Runtime
 from services.models.status import Status
 
 MAX_REPLICA = 128  # characters of a replica's name
@@ -25,7 +30,68 @@ MAX_RUNTIMES = 64
 MAX_WORDS = 1000  # limit for each of a runtime's architectures, capabilities and devices
 MAX_WORD = 128  # characters
 MAX_REASON = 1000
-DEVICES = ("cuda", "mps", "cpu")
+LOCAL = "file://"
+# An absolute path in a sentence, and its last name.
+_PATH = re.compile(r"(?<![\w:/.~-])(?:file://)?/(?:[^\s/:'\"`,;]+/)+([^\s/:'\"`,;]+)")
+
+
+def visible(views: ModelViews, name: str) -> ModelView:
+    """Returns the model with that id or alias. Raises ModelNotFound and ModelNotAllowed."""
+    caller = current_caller()
+    with caller.looking_for(name):
+        view = views.get(name)
+    caller.check_model(name, *view.registration.names)
+    return view
+
+
+def all_visible(views: ModelViews) -> list[ModelView]:
+    """Returns all models that the caller may use, by id."""
+    identity = current_caller().identity
+    return [view for view in views.all() if not identity.models or identity.may_use(*view.registration.names)]
+
+
+def shows_paths() -> bool:
+    """Returns whether the caller may see paths of this host: callers who may only use models may not."""
+    return ADMIN in current_caller().identity.scopes
+
+
+def shown_source(source: str) -> str:
+    """Returns a source as the caller may see it: that of a local file is empty without the scope `admin`."""
+    return "" if source.startswith(LOCAL) and not shows_paths() else source
+
+
+def shown_reason(reason: str) -> str:
+    """Returns a reason as the caller may see it: without the scope `admin`, files are named without their folders."""
+    return reason if shows_paths() else _PATH.sub(r"\1", reason)
+
+
+def shown_model(model: model_pb2.Model) -> model_pb2.Model:
+    """Returns a model's message as the caller may see it; the given one stays as it is."""
+    if shows_paths():
+        return model
+    shown = model_pb2.Model()
+    shown.CopyFrom(model)
+    shown.source, shown.base = shown_source(model.source), shown_source(model.base)
+    for lora in shown.loras:
+        lora.source = shown_source(lora.source)
+    shown.reason = shown_reason(model.reason)
+    for replica in shown.replicas:
+        replica.reason = shown_reason(replica.reason)
+        if replica.HasField("next"):
+            replica.next.reason = shown_reason(replica.next.reason)
+    return shown
+
+
+def shown_manifest(manifest: Manifest) -> manifest_pb2.Manifest:
+    """Returns a manifest's message as the caller may see it: without the scope `admin`, without a local folder."""
+    return wire.manifest_message(manifest if shows_paths() else replace(manifest, folder=""))
+
+
+def shown_part(part: Part) -> manifest_pb2.Part:
+    """Returns the message of a part as the caller may see it."""
+    message = wire.part_message(replace(part, source=shown_source(part.source)))
+    message.manifest.CopyFrom(shown_manifest(part.manifest))
+    return message
 
 
 class ModelMessages:
@@ -75,7 +141,11 @@ def resolution_message(opinion: Opinion) -> model_service_pb2.Resolution:
         device=opinion.device,
         runtimes=[
             model_service_pb2.RuntimeVerdict(
-                runtime=verdict.runtime.name, chosen=verdict.chosen, able=verdict.able, reason=verdict.reason
+                runtime=verdict.runtime.name,
+                chosen=verdict.chosen,
+                able=verdict.able,
+                reason=shown_reason(verdict.reason),
+                device=verdict.runtime.device,
             )
             for verdict in opinion.verdicts
         ],
@@ -108,30 +178,30 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
     """Reads a replica's report. Raises InvalidRequest, also for a report over the limits."""
     name = request.replica
     if not 1 <= len(name) <= MAX_REPLICA or not name.isprintable():
-        raise InvalidRequest(f"'replica' must have 1 to {MAX_REPLICA} characters that can be printed", param="replica")
+        raise InvalidRequest(f"'replica' must have 1 to {MAX_REPLICA} printable characters", param="replica")
     if len(request.statuses) > MAX_STATUSES:
         raise InvalidRequest(f"a report may have {MAX_STATUSES} statuses", param="statuses")
     modality = read_modality(request.modality, "modality")
     complete = request.complete and not request.leaving
-    if complete and request.device not in DEVICES:
-        raise InvalidRequest(f"'device' must be one of {', '.join(DEVICES)}", param="device")
+    if complete:
+        _device("device", request.device)
     return Report(
         replica=name,
         modality=modality,
         complete=complete,
         device=request.device,
         forced=request.device_forced,
-        runtimes=_runtimes(request.runtimes, modality) if complete else (),
+        runtimes=_runtimes(request, modality) if complete else (),
         statuses={one.id: _status(one.status) for one in request.statuses},
         leaving=request.leaving,
         figures=read_figures(request.figures) if request.HasField("figures") else None,
     )
 
 
-def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modality) -> tuple[Runtime, ...]:
+def _runtimes(request: model_service_pb2.ReportModelStatusRequest, modality: Modality) -> tuple[Runtime, ...]:
     """Merges the offers of each runtime: one offer may cover only some of its capabilities."""
     runtimes: dict[str, Runtime] = {}
-    for offer in offers:
+    for offer in request.runtimes:
         (name,) = _words("runtimes", [offer.name])
         architectures = frozenset(_words("runtimes.architectures", offer.architectures))
         known = runtimes.get(name)
@@ -145,6 +215,8 @@ def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modali
             quantizations=frozenset(_words("runtimes.quantizations", offer.quantizations)),
             pipelines=offer.pipelines,
             missing=offer.missing[:MAX_REASON],
+            device=_device("runtimes.device", offer.device or request.device),  # an older service sends only its own
+            lacking=offer.device_missing[:MAX_REASON],
         )
         if known and (
             known.capabilities & runtime.capabilities or replace(known, architectures=runtime.architectures) != runtime
@@ -155,6 +227,12 @@ def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modali
         if len(runtimes) > MAX_RUNTIMES or len(both) > MAX_WORDS:
             raise InvalidRequest(f"there may be {MAX_RUNTIMES} runtimes", param="runtimes")
     return tuple(runtimes.values())
+
+
+def _device(param: str, device: str) -> str:
+    if device not in DEVICES:
+        raise InvalidRequest(f"'{param}' must be one of {', '.join(DEVICES)}", param=param)
+    return device
 
 
 def _words(param: str, words: Iterable[str]) -> list[str]:

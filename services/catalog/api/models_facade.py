@@ -9,7 +9,7 @@ from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.auth.identity import ADMIN
-from services.catalog.api.visible import all_visible, visible
+from services.catalog.api.messages import all_visible, shown_reason, shown_source, visible
 from services.catalog.catalog import Catalog
 from services.catalog.registration.declarations import Declarations
 from services.catalog.replicas.model_view import ModelView
@@ -54,7 +54,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         view = visible(self._catalog.views, _id(request.id))
         call.model = view.id
         if not view.serving:
-            why = f": {view.reason}" if view.reason else ""
+            why = f": {shown_reason(view.reason)}" if view.reason else ""
             raise ModelNotFound(f"The model `{request.id}` cannot be used: it is {view.state}{why}", param="model")
         return json_body(_plain(view, request.id))
 
@@ -102,12 +102,12 @@ def _detailed(view: ModelView) -> dict[str, Any]:
     return _plain(view, view.id) | {
         "aliases": view.desired.aliases,
         "state": view.state,
-        "reason": view.reason,
+        "reason": shown_reason(view.reason),
         "replicas": [_replica(name, status) for name, status in view.replicas],
         "runtime": view.runtime,
         "format": facts.format,
         "modality": facts.modality,
-        "source": view.desired.source,
+        "source": shown_source(view.desired.source),
         "declared": bool(view.registration.declared),
         "size_bytes": facts.size,
         "progress": _progress(view),
@@ -118,7 +118,7 @@ def _replica(name: str, status: Status) -> dict[str, Any]:
     return {
         "replica": name,
         "state": status.state,
-        "reason": status.reason,
+        "reason": shown_reason(status.reason),
         "runtime": status.runtime,
         "device": status.device,
         "generation": status.generation,

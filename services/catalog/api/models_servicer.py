@@ -7,7 +7,7 @@ from google.protobuf import duration_pb2
 
 from services.auth.identity import ADMIN, SERVICE
 from services.catalog.api import messages
-from services.catalog.api.visible import all_visible, visible
+from services.catalog.api.messages import all_visible, visible
 from services.catalog.catalog import Catalog
 from services.catalog.registration.composition import Composition
 from services.catalog.registration.register import Change, NewModel
@@ -73,8 +73,8 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         view = visible(self._catalog.views, _id(request.id))
         return model_service_pb2.GetModelResponse(
             model=self._message(view, call),
-            manifest=wire.manifest_message(view.desired.manifest),
-            parts=map(wire.part_message, view.desired.parts),
+            manifest=messages.shown_manifest(view.desired.manifest),
+            parts=map(messages.shown_part, view.desired.parts),
         )
 
     @typed(SECONDS, scope="")
@@ -88,7 +88,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             models = list(map(self._messages.of, all_visible(views)))
         else:
             models = self._messages.of_all(views.all())
-        return model_service_pb2.ListModelsResponse(models=models, models_file=file)
+        return model_service_pb2.ListModelsResponse(models=map(messages.shown_model, models), models_file=file)
 
     @typed(SECONDS, scope=ADMIN)
     async def DeleteModel(  # noqa: N802
@@ -114,7 +114,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         view = await self._catalog.unload(_id(request.id))
         return model_service_pb2.UnloadModelResponse(model=self._message(view, call))
 
-    @typed(scope=ADMIN)
+    @typed(scope=ADMIN, also=SERVICE)
     async def WatchModels(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: model_service_pb2.WatchModelsRequest, call: Call
     ) -> None:
@@ -163,7 +163,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
 
     def _message(self, view: ModelView, call: Call) -> model_pb2.Model:
         call.model = view.id
-        return self._messages.of(view)
+        return messages.shown_model(self._messages.of(view))
 
 
 def _id(name: str) -> str:

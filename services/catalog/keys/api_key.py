@@ -6,7 +6,10 @@ import json
 import sqlite3
 from dataclasses import dataclass, field
 
-_COLUMNS = "id, hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked"
+_COLUMNS = (
+    "id, hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked, "
+    "concurrent_requests"
+)
 _MARKS = ", ".join("?" for _ in _COLUMNS.split(","))
 
 
@@ -20,8 +23,9 @@ class ApiKey:
     name: str
     scopes: tuple[str, ...]
     models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; same for the next field
+    requests_per_minute: int = 0  # 0: no limit; same for the next two fields
     tokens_per_minute: int = 0
+    concurrent_requests: int = 0
     created: int
     expires: int = 0  # 0: never
     revoked: int = 0  # 0: not revoked
@@ -66,11 +70,12 @@ def _values(key: ApiKey) -> tuple[object, ...]:
         key.created,
         key.expires,
         key.revoked,
+        key.concurrent_requests,
     )
 
 
 def _read(row: tuple[object, ...]) -> ApiKey:
-    key_id, digest, hint, name, scopes, models, requests, tokens, created, expires, revoked = row
+    key_id, digest, hint, name, scopes, models, requests, tokens, created, expires, revoked, concurrent = row
     return ApiKey(
         id=str(key_id),
         hash=digest if isinstance(digest, bytes) else b"",
@@ -80,6 +85,7 @@ def _read(row: tuple[object, ...]) -> ApiKey:
         models=tuple(json.loads(str(models))),
         requests_per_minute=_whole(requests),
         tokens_per_minute=_whole(tokens),
+        concurrent_requests=_whole(concurrent),
         created=_whole(created),
         expires=_whole(expires),
         revoked=_whole(revoked),

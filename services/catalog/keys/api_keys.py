@@ -42,6 +42,7 @@ class NewKey:
     models: tuple[str, ...] = ()
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    concurrent_requests: int = 0
     expires: int = 0  # seconds since the epoch; 0: never
 
 
@@ -79,7 +80,7 @@ class ApiKeys:
             await self._forget_old()
             of_use = sum(1 for key in self._keys.values() if not 0 < key.ended <= now)
             if of_use >= MAX_KEYS:
-                raise InvalidRequest(f"there are {MAX_KEYS} keys of use, which is the limit: revoke some first")
+                raise InvalidRequest(f"there are {MAX_KEYS} active keys, which is the limit: revoke some first")
             secret = new_key()
             made = ApiKey(
                 id=new_key_id(),
@@ -90,6 +91,7 @@ class ApiKeys:
                 models=tuple(dict.fromkeys(new.models)),
                 requests_per_minute=new.requests_per_minute,
                 tokens_per_minute=new.tokens_per_minute,
+                concurrent_requests=new.concurrent_requests,
                 created=now,
                 expires=new.expires,
             )
@@ -107,7 +109,7 @@ class ApiKeys:
         async def work() -> ApiKey:
             found = self._keys.get(key_id)
             if found is None:
-                raise KeyNotFound(f"There is no key of the id `{key_id[:MAX_NAME]}`.", param="id")
+                raise KeyNotFound(f"There is no key with the id `{key_id[:MAX_NAME]}`.", param="id")
             if found.revoked:
                 return found
             ended = replace(found, revoked=int(self._clock()))
@@ -137,7 +139,7 @@ class ApiKeys:
 def _check(new: NewKey, now: int) -> None:
     """Validates a new key. Raises InvalidRequest with the field at fault."""
     if not 1 <= len(new.name) <= MAX_NAME or not new.name.isprintable():
-        raise InvalidRequest(f"'name' must have 1 to {MAX_NAME} characters that can be printed", param="name")
+        raise InvalidRequest(f"'name' must have 1 to {MAX_NAME} printable characters", param="name")
     if unknown := sorted(set(new.scopes) - set(SCOPES)):
         known = ", ".join(SCOPES)
         raise InvalidRequest(f"'scopes' may hold {known}, not {unknown[0][:MAX_NAME]!r}", param="scopes")
@@ -148,13 +150,14 @@ def _check(new: NewKey, now: int) -> None:
         name = pattern.removesuffix("*")
         fine = 1 <= len(pattern) <= MAX_MODEL and name.isascii() and name.isprintable() and not set("* ,") & set(name)
         if not fine:
-            shape = f"ids, aliases, or the beginning of one with a '*' behind, not {pattern[:MAX_MODEL]!r}"
+            shape = f"ids, aliases, or prefixes followed by '*', not {pattern[:MAX_MODEL]!r}"
             raise InvalidRequest(f"'models' must hold {shape}", param="models")
     for field, value, most in (
         ("requests_per_minute", new.requests_per_minute, MAX_REQUESTS),
         ("tokens_per_minute", new.tokens_per_minute, MAX_TOKENS),
+        ("concurrent_requests", new.concurrent_requests, MAX_REQUESTS),
     ):
         if not 0 <= value <= most:
-            raise InvalidRequest(f"'{field}' must be a whole number from 0, for no limit, to {most}", param=field)
+            raise InvalidRequest(f"'{field}' must be a whole number from 0 (no limit) to {most}", param=field)
     if new.expires and new.expires <= now:
         raise InvalidRequest("'expire_time' must be in the future", param="expire_time")

@@ -59,10 +59,10 @@ class KeyWatch:
             if self._pending:
                 key_id = next(iter(self._pending))
                 del self._pending[key_id]
-                if event := self._look(key_id):
+                if event := self._event_of(key_id):
                     return event
             elif self._first:
-                if added := self._take():
+                if added := self._next_part():
                     return KeysAdded(added)
             elif not self._marked:
                 self._marked = True
@@ -82,21 +82,21 @@ class KeyWatch:
         self._closed = True
         self._wake.set()
 
-    def _take(self) -> tuple[ApiKey, ...]:
+    def _next_part(self) -> tuple[ApiKey, ...]:
         """Returns the next part of the snapshot."""
         ids = [self._first.popleft() for _ in range(min(len(self._first), MOST_AT_ONCE))]
-        return tuple(key for key_id in ids if (key := self._new(key_id)))
+        return tuple(key for key_id in ids if (key := self._unsent(key_id)))
 
-    def _look(self, key_id: str) -> KeyEvent | None:
+    def _event_of(self, key_id: str) -> KeyEvent | None:
         """Returns the event that brings the reader up to date on a key, if any."""
-        if new := self._new(key_id):
+        if new := self._unsent(key_id):
             return KeysAdded((new,))
         if key_id in self._sent and not self._valid(key_id):
             self._sent.discard(key_id)
             return KeyRemoved(key_id)
         return None
 
-    def _new(self, key_id: str) -> ApiKey | None:
+    def _unsent(self, key_id: str) -> ApiKey | None:
         key = self._valid(key_id)
         if key is None or key_id in self._sent:
             return None

@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from services.catalog.machine.counter_delta import gained
-from services.catalog.machine.hosts import merged
-from services.catalog.machine.percentiles import Percentiles
-from services.catalog.machine.rolling_window import RollingWindow
-from services.catalog.machine.speed import Speed
+from services.catalog.machine.rolling_window import Percentiles, RollingWindow, Speed, counter_delta
 from services.models.descriptor import MODALITIES, Modality
 from services.telemetry import figures
-from services.telemetry.figures import COUNTERS, Event, Figures, HostFigures
+from services.telemetry.figures import COUNTERS, DeviceFigures, Event, Figures, HostFigures
 
+SHOWN = 12  # characters of a GPU's id that distinguish it from another of the same name
 MAX_EVENTS = 256  # per sample; if there are more, the latest are kept
 OLDEST_EVENT = 900.0  # seconds; older events, from while the catalog was down, are dropped
 _STEADY: tuple[figures.Counter, ...] = ("generated_tokens", "prompt_tokens")  # the other counters grow in large steps
+
+
+def merged(seen: Iterable[HostFigures]) -> tuple[HostFigures, ...]:
+    """Returns the hosts by name, each with its devices by name. `seen` is in order of report: the latest report wins.
+
+    If thresholds differ, the lowest counts. A device that several containers of a machine see belongs to the first of
+    them. Two devices of a host that share a name, because their services see different devices, get distinct names.
+    """
+    hosts: dict[str, HostFigures] = {}
+    devices: dict[str, dict[str, DeviceFigures]] = {}
+    newest: dict[str, DeviceFigures] = {}
+    for host in seen:
+        known = hosts.get(host.id)
+        threshold = min(host.threshold, known.threshold) if known else host.threshold
+        name = min(host.name, known.name) if known else host.name  # each container of a machine has its own name
+        hosts[host.id] = replace(host, threshold=threshold, name=name)
+        devices.setdefault(host.id, {}).update((each.id, each) for each in host.devices)
+        newest.update((each.id, each) for each in host.devices)
+    found: list[HostFigures] = []
+    listed: set[str] = set()
+    for host in sorted(hosts.values(), key=lambda each: (each.name, each.id)):
+        own = [newest[each] for each in devices[host.id] if each not in listed]
+        listed.update(each.id for each in own)
+        found.append(replace(host, devices=_with_distinct_names(own)))
+    return tuple(found)
+
+
+def _with_distinct_names(devices: list[DeviceFigures]) -> tuple[DeviceFigures, ...]:
+    names = Counter(each.name for each in devices)
+    named = [
+        replace(each, name=f"{each.name} ({each.id.rpartition('/')[2][:SHOWN]})") if names[each.name] > 1 else each
+        for each in devices
+    ]
+    return tuple(sorted(named, key=lambda each: (each.name, each.id)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +81,12 @@ class Sample:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Report:
     """The last report of one replica."""
 
     modality: Modality
     figures: Figures
-    heard: float  # by `Machine`'s clock
+    received: float  # by `Machine`'s clock
     speed: Speed = field(default_factory=Speed)
     event: int = 0  # number of its last event
 
@@ -69,37 +100,37 @@ class Machine:
     def __init__(self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._now = now
-        self._told: dict[str, _Told] = {}  # by replica, in order of the last report
+        self._reports: dict[str, _Report] = {}  # by replica, in order of the last report
         self._minutes: dict[Modality, RollingWindow] = {}
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
-    def take(self, replica: str, modality: Modality, told: Figures) -> None:
+    def take(self, replica: str, modality: Modality, reported: Figures) -> None:
         """Takes in a live replica's report.
 
         The first report has no predecessor to compare with, so the counters count from then on. If the process has
         started since the last report, its counters count in full.
         """
-        at, known = self._clock(), self._told.pop(replica, None)
+        at, known = self._clock(), self._reports.pop(replica, None)
         if known and known.modality != modality:
             known = None
-        before: Figures | None = told
-        new = _Told(modality, told, at)
-        if known and known.figures.began == told.began:
+        before: Figures | None = reported
+        new = _Report(modality, reported, at)
+        if known and known.figures.began == reported.began:
             before, new.speed, new.event = known.figures, known.speed, known.event
-        elif known and told.uptime <= at - known.heard:
+        elif known and reported.uptime <= at - known.received:
             before = None
-        gain = gained(before, told)
-        new.speed.add(told.uptime, gain)
+        gain = counter_delta(before, reported)
+        new.speed.add(reported.uptime, gain)
         self._minutes.setdefault(modality, RollingWindow(at)).add(at, gain)
-        for number, event in told.events:
+        for number, event in reported.events:
             if number > new.event and event.at > self._now() - OLDEST_EVENT:
                 self._events.append(replace(event, replica=replica))
             new.event = max(new.event, number)
-        self._told[replica] = new
+        self._reports[replica] = new
 
     def drop(self, replica: str, *, lost: bool = False) -> None:
         """Stops counting a replica. `lost`: it went silent without signing off."""
-        self._told.pop(replica, None)
+        self._reports.pop(replica, None)
         if lost:
             self._events.append(Event(at=self._now(), kind="replica_lost", replica=replica))
 
@@ -109,29 +140,29 @@ class Machine:
         self._events.clear()
         return Sample(
             at=self._now(),
-            hosts=merged(told.figures.host for told in self._told.values() if told.figures.host),
+            hosts=merged(report.figures.host for report in self._reports.values() if report.figures.host),
             traffic=tuple(traffic for modality in MODALITIES if (traffic := self._traffic(modality))),
             events=events,
         )
 
     def _traffic(self, modality: Modality) -> Traffic | None:
-        live = [told for told in self._told.values() if told.modality == modality]
+        live = [report for report in self._reports.values() if report.modality == modality]
         if not live:
             return None
         at, minute = self._clock(), self._minutes[modality]
         rates: dict[figures.Counter, float] = {}
         for counter in COUNTERS:
             if counter in _STEADY:
-                speeds = [rate for told in live if (rate := told.speed.rate(counter)) is not None]
+                speeds = [rate for report in live if (rate := report.speed.rate(counter)) is not None]
                 if speeds:
                     rates[counter] = sum(speeds)
-            elif any(counter in told.figures.counters for told in live):
+            elif any(counter in report.figures.counters for report in live):
                 rates[counter] = minute.rate(counter, at)
         return Traffic(
             modality=modality,
             replicas=len(live),
-            running=sum(told.figures.running for told in live),
-            waiting=sum(told.figures.waiting for told in live),
+            running=sum(report.figures.running for report in live),
+            waiting=sum(report.figures.waiting for report in live),
             rates=rates,
             times=minute.percentiles(at),
         )

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.catalog.registration.opening import open_source
 from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady
 from services.models.descriptor import Format
 from services.models.desired import ImageDefaults, Part
@@ -16,7 +15,9 @@ from services.models.formats.base_pipeline import inspect_base
 from services.models.formats.finding import Finding
 from services.models.formats.lora import check_fit, inspect_lora
 from services.models.formats.original_layout import layout_of
-from services.models.hub.source import HubSource, parse_source
+from services.models.hub.repository import HubTree
+from services.models.hub.source import HubSource, LocalSource, Source, parse_source
+from services.models.hub.source_tree import FileTree, LocalTree
 
 FORMAT: Format = "diffusers"  # the only one that has parts
 MAX_LORAS = 16
@@ -24,6 +25,23 @@ MOST_SCALE = 10.0
 MOST_STEPS = 1000
 MOST_GUIDANCE = 100.0
 _SINGLE = ""  # the key under which an inspection lists the tensors of a single-file checkpoint
+
+
+def open_source(source: Source, roots: Sequence[Path]) -> tuple[FileTree, str]:
+    """Returns a source's file tree, and the file that it names (empty: none). Blocks. Raises what the trees raise."""
+    if isinstance(source, HubSource):
+        return HubTree.open_repository(source), source.file
+    return _open_local(source, roots)
+
+
+def _open_local(source: LocalSource, roots: Sequence[Path]) -> tuple[FileTree, str]:
+    path = source.path
+    if path.is_dir():
+        return LocalTree(path, roots), ""
+    if not path.is_file():
+        raise ModelInvalid(f"{path}: there is no such file or folder", param="source")
+    # The neighbouring files too: a split model has more than one file.
+    return LocalTree(path.parent, roots, depth=0, wanted=path.name), path.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +84,7 @@ class Composition:
                 allowed = f"from -{MOST_SCALE:g} to {MOST_SCALE:g} and not 0"
                 raise InvalidRequest(f"the scale of a LoRA must be {allowed}, not {lora.scale:g}", param="loras")
             if lora.source in seen:
-                raise InvalidRequest(f"the LoRA {lora.source!r} is there twice", param="loras")
+                raise InvalidRequest(f"the LoRA {lora.source!r} appears twice", param="loras")
             seen.add(lora.source)
 
 
@@ -96,7 +114,7 @@ def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tup
     if _SINGLE in finding.tensors:
         parts.append(_base(finding, wanted.base, roots))
     elif wanted.base and not wanted.kept:
-        what = "a base is for a checkpoint of one file: a pipeline's folder brings its own configuration"
+        what = "a base is for a checkpoint of one file: a pipeline's folder has its own configuration"
         raise InvalidRequest(what, param="base")
     parts += [_lora(finding, choice, roots) for choice in wanted.loras]
     return tuple(parts)
@@ -108,7 +126,7 @@ def _base(finding: Finding, source: str, roots: Sequence[Path]) -> Part:
     usual = f"hf://{layout.base}"
     what = f"{layout.name} takes its configuration and tokenizers from {usual} unless `base` names another"
     try:
-        with _about("base"):
+        with _errors_at("base"):
             tree, file = open_source(parse_source(source or usual, roots, "base"), roots)
             manifest = inspect_base(tree, layout, tensors) if not file else None
     except ModelInvalid as error:
@@ -125,7 +143,7 @@ def _base(finding: Finding, source: str, roots: Sequence[Path]) -> Part:
 
 
 def _lora(finding: Finding, choice: LoraChoice, roots: Sequence[Path]) -> Part:
-    with _about("loras"):
+    with _errors_at("loras"):
         tree, file = open_source(parse_source(choice.source, roots, "loras"), roots)
         found = inspect_lora(tree, file)
         check_fit(found, finding.tensors)
@@ -133,7 +151,7 @@ def _lora(finding: Finding, choice: LoraChoice, roots: Sequence[Path]) -> Part:
 
 
 @contextmanager
-def _about(param: str) -> Iterator[None]:
+def _errors_at(param: str) -> Iterator[None]:
     """Attributes any error in the block to that parameter."""
     try:
         yield

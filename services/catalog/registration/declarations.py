@@ -42,12 +42,12 @@ class Declarations:
         self._seen: bytes | Problem | None = None  # the content last read, or the reason it could not be
         self._taken: bytes | Problem | None = None  # the content last parsed, successfully or not
         self._file: ModelsFile | None = None  # the last file that could be parsed
-        self._fault: Problem | None = None  # the problem of the file as a whole
+        self._file_problem: Problem | None = None  # the problem of the file as a whole
         self._failures: dict[str, AllmError] = {}  # by id: the error that applying an entry ended with
         self._tasks: dict[str, tuple[Declaration, asyncio.Task[None]]] = {}
         self._looked: set[str] = set()  # ids whose local files this process has surveyed
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._tried = asyncio.Event()
+        self._attempted = asyncio.Event()
         self._following = asyncio.create_task(self._follow())
 
     @property
@@ -57,7 +57,7 @@ class Declarations:
 
     def problems(self) -> list[Problem]:
         """Returns the parts of the file that are not applied, each with the reason."""
-        found = [self._fault] if self._fault else []
+        found = [self._file_problem] if self._file_problem else []
         if self._file:
             found += self._file.problems
             for declaration in self._file.declarations:
@@ -71,10 +71,10 @@ class Declarations:
             what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self._path} instead"
             raise InvalidRequest(what, param="id")
 
-    async def tried(self, seconds: float) -> None:
-        """Waits until every entry of the file was tried once, for `seconds` at most."""
+    async def wait_until_attempted(self, seconds: float) -> None:
+        """Waits until every entry of the file was attempted once, for `seconds` at most."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._tried.wait(), seconds)
+            await asyncio.wait_for(self._attempted.wait(), seconds)
 
     async def close(self) -> None:
         """Stops following the file."""
@@ -85,26 +85,26 @@ class Declarations:
 
     async def _follow(self) -> None:
         if self._path is None:
-            await self._let_go()
-            self._tried.set()
+            await self._release_all()
+            self._attempted.set()
             return
         while True:
             try:
-                await self._look(self._path)
+                await self._reload(self._path)
                 await self._reconcile()
             except Exception:  # a full disk, or a bug in one round, must not end the loop
                 log.exception("unexpected error while the models file was applied")
             metrics.MODELS_FILE_PROBLEMS.set(len(self.problems()))
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _let_go(self) -> None:
+    async def _release_all(self) -> None:
         """Releases the declared models to operators, because there is no models file."""
         for registration in self._registrations:
             if registration.declared:
                 with contextlib.suppress(AllmError):
                     await self._registrations.change(registration, lambda old: replace(old, declared=""))
 
-    async def _look(self, path: Path) -> None:
+    async def _reload(self, path: Path) -> None:
         """Reads the file and parses it if it has changed. A file that cannot be parsed changes nothing."""
         found = await asyncio.to_thread(_read, path)
         settled = self._taken is None or found == self._seen
@@ -112,22 +112,22 @@ class Declarations:
         if not settled or found == self._taken:
             return
         self._taken = found
-        understood = await asyncio.to_thread(_understand, found)
-        if isinstance(understood, Problem):
-            self._fault = understood
-            _log(understood, path)
+        parsed = await asyncio.to_thread(_parse, found)
+        if isinstance(parsed, Problem):
+            self._file_problem = parsed
+            _log(parsed, path)
             return
-        self._file, self._fault = understood, None
-        for problem in understood.problems:
+        self._file, self._file_problem = parsed, None
+        for problem in parsed.problems:
             _log(problem, path)
-        facts = {"path": str(path), "models": len(understood.declarations), "problems": len(understood.problems)}
+        facts = {"path": str(path), "models": len(parsed.declarations), "problems": len(parsed.problems)}
         log.info("models file read", extra=facts)
 
     async def _reconcile(self) -> None:
         """Starts all changes that the file asks for, and removes the models it no longer has."""
         file = self._file
         if file is None:
-            self._tried.set()
+            self._attempted.set()
             return
         declared = {declaration.id: declaration for declaration in file.declarations}
         for model_id in [model_id for model_id in self._tasks if model_id not in declared]:
@@ -142,12 +142,12 @@ class Declarations:
             under_way = self._tasks.get(declaration.id)
             if under_way and under_way[0] != declaration:
                 await self._stop(declaration.id)
-            if self._due(declaration) and declaration.id not in self._tasks:
+            if self._needs_apply(declaration) and declaration.id not in self._tasks:
                 await self._free_names(declaration, declared)
                 self._tasks[declaration.id] = (declaration, asyncio.create_task(self._apply(declaration)))
-        self._note_tried()
+        self._note_attempted()
 
-    def _due(self, declaration: Declaration) -> bool:
+    def _needs_apply(self, declaration: Declaration) -> bool:
         """Reports whether an entry differs from its registration, or its files may have changed meanwhile."""
         found = self._registrations.find(declaration.id)
         if found is None or found.declared != declaration.text:
@@ -167,9 +167,9 @@ class Declarations:
                 self._failures.pop(declaration.id, None)
                 self._looked.add(declaration.id)
                 del self._tasks[declaration.id]
-                self._note_tried()
+                self._note_attempted()
                 return
-            self._note_tried()
+            self._note_attempted()
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
@@ -194,14 +194,14 @@ class Declarations:
         before = self._failures.get(declaration.id)
         if not isinstance(error, AllmError):
             log.exception("unexpected error while a model was declared", extra={"model": declaration.id})
-            error = Internal("it could not be registered: the catalog's log says why")
+            error = Internal("it could not be registered: the catalog's log has the reason")
         self._failures[declaration.id] = error
         if (before is None or before.message != error.message) and self._path:  # logged once, not at each retry
             _log(declaration.problem(error.param, error.message), self._path)
 
-    def _note_tried(self) -> None:
+    def _note_attempted(self) -> None:
         if all(model_id in self._failures for model_id in self._tasks):
-            self._tried.set()
+            self._attempted.set()
 
     async def _stop(self, model_id: str) -> None:
         _, task = self._tasks.pop(model_id)
@@ -234,19 +234,19 @@ def _read(path: Path) -> bytes | Problem:
     try:
         return read_file(path)
     except Wrong as wrong:
-        return _fault(wrong)
+        return _problem(wrong)
 
 
-def _understand(found: bytes | Problem) -> ModelsFile | Problem:
+def _parse(found: bytes | Problem) -> ModelsFile | Problem:
     if isinstance(found, Problem):
         return found
     try:
         return read_models(found)
     except Wrong as wrong:
-        return _fault(wrong)
+        return _problem(wrong)
 
 
-def _fault(wrong: Wrong) -> Problem:
+def _problem(wrong: Wrong) -> Problem:
     return Problem(line=wrong.line, key=wrong.key, model="", message=wrong.message)
 
 

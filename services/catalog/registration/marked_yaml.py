@@ -50,7 +50,7 @@ class Marked:
         found = self._pairs()
         for name, value in found.items():
             if name not in allowed:
-                raise Wrong(value.line, value.key, f"there is no key {name[:100]!r}; there are {', '.join(allowed)}")
+                raise Wrong(value.line, value.key, f"unknown key {name[:100]!r}; the keys are {', '.join(allowed)}")
         return {name: value for name, value in found.items() if not value.empty}
 
     def peek(self, name: str) -> str:
@@ -93,7 +93,7 @@ class Marked:
         except ValueError:
             self._fail("must be a number")
         if not math.isfinite(value):
-            self._fail("must be a number that has an end")
+            self._fail("must be a finite number")
         return value
 
     def _pairs(self) -> dict[str, Marked]:
@@ -106,7 +106,7 @@ class Marked:
                 raise Wrong(line, self.key, "a key must be a word")
             name = str(key.value)
             if name in found:
-                raise Wrong(line, found[name].key, f"the key {name[:100]!r} is there twice")
+                raise Wrong(line, found[name].key, f"the key {name[:100]!r} appears twice")
             found[name] = Marked(value, f"{self.key}.{name[:100]}" if self.key else name[:100])
         return found
 
@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Builds the next node."""
         if self.check_event(yaml.AliasEvent):
-            self._refuse("aliases (*name) are not read here")
+            self._refuse("aliases (*name) are not supported")
         if self._depth >= MAX_DEPTH:
             self._refuse(f"mappings and lists may be {MAX_DEPTH} deep")
         self._depth += 1

@@ -123,7 +123,7 @@ def read_models(data: bytes) -> ModelsFile:
     document = read_yaml(text.replace("\t", " ") if text.lstrip().startswith("{") else text)
     fields = document.fields(("models",))
     if "models" not in fields:  # not a reason to remove all models: the file may be half written
-        raise Wrong(document.line, "models", "there is no list of models: `models: []` declares none")
+        raise Wrong(document.line, "models", "the list of models is missing: `models: []` declares none")
     entries = fields["models"].items(MAX_ENTRIES)
     named = [entry.peek("id") for entry in entries]
     taken = dict.fromkeys(named, "")  # name -> id of the alias's owner, empty for an id; ids precede all aliases
@@ -152,7 +152,7 @@ def _check_aliases(declaration: Declaration, taken: Mapping[str, str]) -> None:
         if alias in taken:
             whose = f"an alias of {taken[alias]!r}" if taken[alias] else "an id"
             line, key = declaration.lines["aliases"], f"{declaration.key}.aliases"
-            raise Wrong(line, key, f"the alias {alias!r} is {whose} in this file already")
+            raise Wrong(line, key, f"the alias {alias!r} is already {whose} in this file")
 
 
 def _declaration(entry: Marked, before: Mapping[str, Declaration]) -> Declaration:
@@ -161,7 +161,7 @@ def _declaration(entry: Marked, before: Mapping[str, Declaration]) -> Declaratio
         if name not in fields:
             raise Wrong(entry.line, f"{entry.key}.{name}", f"{entry.key} must have {name!r}")
     if earlier := before.get(entry.peek("id")):
-        what = f"the id {earlier.id!r} is there twice, also in line {earlier.lines['']}"
+        what = f"the id {earlier.id!r} appears twice, also in line {earlier.lines['']}"
         raise Wrong(entry.line, f"{entry.key}.id", what)
     texts = {name: fields[name].text() if name in fields else "" for name in _TEXTS}
     aliases = [alias.text() for alias in fields["aliases"].items(MAX_ALIASES)] if "aliases" in fields else []
@@ -196,7 +196,7 @@ def _source(source: str, revision: str, fields: Mapping[str, Marked]) -> str:
     if not source.startswith("hf://"):
         raise Wrong(place.line, place.key, f"{place.key} is for sources of the hub, hf://org/name")
     if "@" in repository:
-        raise Wrong(place.line, place.key, f"{place.key}: the source names a revision, too")
+        raise Wrong(place.line, place.key, f"{place.key}: the source already has a revision")
     if "@" in revision or "#" in revision or not revision.isprintable() or " " in revision:
         raise Wrong(place.line, place.key, f"{place.key} must be a branch, a tag or a commit")
     return f"{repository}@{revision}{hash_sign}{file}"
@@ -224,7 +224,7 @@ def _engine(value: Marked) -> EngineSettings:
 
 
 def _text(new: NewModel, keep_loaded: bool | None) -> str:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "source": new.source,
         "format": new.format,
         "aliases": new.aliases,
@@ -235,5 +235,5 @@ def _text(new: NewModel, keep_loaded: bool | None) -> str:
         "keep_loaded": keep_loaded,
     }
     if new.engine != AS_THE_SERVICE_DOES:  # otherwise the text would differ from the one an earlier version stored
-        said["engine"] = asdict(new.engine)
-    return json.dumps(said, separators=(",", ":"))
+        fields["engine"] = asdict(new.engine)
+    return json.dumps(fields, separators=(",", ":"))

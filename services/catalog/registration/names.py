@@ -26,7 +26,7 @@ def check_aliases(aliases: Sequence[str], model_id: str) -> None:
     for alias in aliases:
         _check(alias, "aliases")
         if alias in seen:
-            what = "is the model's id" if alias == model_id else "is there twice"
+            what = "is the model's id" if alias == model_id else "appears twice"
             raise InvalidRequest(f"the alias {alias!r} {what}", param="aliases")
         seen.add(alias)
 

@@ -65,7 +65,7 @@ class Change:
     engine: EngineSettings | None = None
 
     @property
-    def looks(self) -> bool:
+    def surveys(self) -> bool:
         """True if sources are to be surveyed; also for a request that changes nothing."""
         named = bool(self.source or self.base or self.loras is not None)
         others = (self.aliases, self.image_defaults, self.runtime, self.engine)
@@ -104,7 +104,7 @@ class Registrar:
             return await self._register(new, format, source, declared)
         was = found.desired
         if was.facts.format != format:
-            what = f"the model {new.id!r} is registered as {was.facts.format}, and a format is fixed for good"
+            what = f"the model {new.id!r} is registered as {was.facts.format}, and the format of a model cannot change"
             raise InvalidRequest(f"{what}: give it another id", param="format")
         self._registrations.check_aliases_free(found.id, new.aliases)
         survey = None
@@ -183,9 +183,9 @@ class Registrar:
             self._registrations.check_aliases_free(found.id, change.aliases)
         if change.image_defaults is not None:
             check_defaults(change.image_defaults, format)
-        _check_way(found, change)
+        _check_runtime_change(found, change)
         survey = None
-        if change.looks:
+        if change.surveys:
             parsed = parse_source(change.source or found.desired.source, roots)
             before = Composition.of(found.desired.parts)
             loras = before.loras if change.loras is None else change.loras
@@ -207,7 +207,7 @@ def _format(text: str) -> Format:
     raise InvalidRequest(f"the format {text!r} is not known: it must be one of {allowed}", param="format")
 
 
-def _check_way(found: Registration, change: Change) -> None:
+def _check_runtime_change(found: Registration, change: Change) -> None:
     """Checks that a model can run with the runtime and engine settings of a change. Raises InvalidRequest."""
     if change.runtime is None and change.engine is None:
         return
@@ -246,13 +246,13 @@ def _changed(old: Registration, change: Change, survey: Survey | None) -> Regist
             parts=survey.parts,
             artifacts=survey.artifacts,
         )
-    if (*_what_runs(desired), fingerprint) != (*_what_runs(was), old.fingerprint):
+    if (*_generation_fields(desired), fingerprint) != (*_generation_fields(was), old.fingerprint):
         desired = replace(desired, generation=was.generation + 1)
     if desired != was:
         desired = replace(desired, updated=int(time.time()))
     return replace(old, desired=desired, fingerprint=fingerprint)
 
 
-def _what_runs(desired: DesiredModel) -> tuple[object, ...]:
+def _generation_fields(desired: DesiredModel) -> tuple[object, ...]:
     """Returns the fields whose change begins a new generation."""
     return desired.facts, desired.manifest, desired.parts, desired.artifacts, desired.runtime, desired.engine

@@ -154,9 +154,9 @@ def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measur
         for one in (desired.manifest, *parts, *(artifact.manifest for artifact in desired.artifacts)):
             one.check()
     except (msgspec.MsgspecError, ModelInvalid, TypeError) as error:
-        raise ModelInvalid(f"what the catalog holds of the model {model_id!r} cannot be read: {error}") from error
+        raise ModelInvalid(f"the catalog's record of the model {model_id!r} cannot be read: {error}") from error
     if not names or names[0] != model_id or desired.id != model_id:
-        raise ModelInvalid(f"what the catalog holds of the model {model_id!r} cannot be read: its names do not match")
+        raise ModelInvalid(f"the catalog's record of the model {model_id!r} cannot be read: its names do not match")
     return Registration(
         serial=_whole(serial),
         desired=desired,
@@ -168,7 +168,7 @@ def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measur
 
 def _whole(value: object) -> int:
     if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not a whole number")
     return value
 
 

@@ -37,7 +37,7 @@ def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> 
     for name, (least, most) in _LIMITS.items():
         value = getattr(engine, name)
         if value and not least <= value <= most:
-            what = f"must be from {least} to {most}, or 0, which is as its service is set, not {value}"
+            what = f"must be from {least} to {most}, or 0 for the service's setting, not {value}"
             raise InvalidRequest(f"'engine.{name}' {what}", param=f"engine.{name}")
     if engine.dtype and engine.dtype not in DTYPES:
         what = f"must be one of {', '.join(DTYPES)}, not {engine.dtype[:100]!r}"

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from services.catalog.registration.composition import Composition, compose
-from services.catalog.registration.opening import open_source
+from services.catalog.registration.composition import Composition, compose, open_source
 from services.errors import ModelInvalid, Overloaded
 from services.models.artifacts import KnownArtifact, SupportedModels, allowed
 from services.models.descriptor import Format, ModelFacts
@@ -64,7 +63,7 @@ class Surveyor:
             raise Overloaded(f"{self._open} registrations are being checked already, which is the limit", retry_after=5)
         self._open += 1
         try:
-            found = await self._in_thread(lambda: self._look(model_id, source, format, composition))
+            found = await self._in_thread(lambda: self._inspect(model_id, source, format, composition))
             artifacts = await self._artifacts(source, found.facts)
         finally:
             self._open -= 1
@@ -74,7 +73,7 @@ class Surveyor:
         """Accepts no more surveys; running ones end by their own limits."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
+    def _inspect(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
         """Surveys everything except execution caches."""
         tree, file = open_source(source, self._settings.roots)
         finding = inspect(tree, format, file)
@@ -92,21 +91,19 @@ class Surveyor:
         if not isinstance(source, HubSource) or facts.format != "safetensors":
             return ()
         wanted = [
-            known
-            for known in self._supported.artifacts_of(source.repository)
-            if self._may_be_looked_at(known, facts.id)
+            known for known in self._supported.artifacts_of(source.repository) if self._is_allowed(known, facts.id)
         ]
         if not wanted:
             return ()
         try:
-            looked = self._in_thread(lambda: [_look_at_artifact(known, facts) for known in wanted])
-            found = await asyncio.wait_for(looked, ARTIFACT_SECONDS)
+            inspected = self._in_thread(lambda: [_inspect_artifact(known, facts) for known in wanted])
+            found = await asyncio.wait_for(inspected, ARTIFACT_SECONDS)
         except TimeoutError:
             log.warning("execution caches skipped: the hub takes too long", extra={"model": facts.id})
             return ()
         return tuple(artifact for artifact in found if artifact)
 
-    def _may_be_looked_at(self, known: KnownArtifact, model_id: str) -> bool:
+    def _is_allowed(self, known: KnownArtifact, model_id: str) -> bool:
         """Decides whether an execution cache may be used, before any request for it is sent."""
         reason = ""
         if not self._settings.artifacts:
@@ -139,7 +136,7 @@ def fingerprint_of(*manifests: Manifest) -> str:
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
 
-def _look_at_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | None:
+def _inspect_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | None:
     try:
         tree, file = open_source(known.source, ())
         finding = inspect(tree, known.format, file)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from services.catalog.registration.registration import Registration
 from services.catalog.registration.registrations import Registrations
 from services.catalog.replicas.replica_status import Replica, ReplicaStatus
-from services.catalog.replicas.resolution import outlook
+from services.catalog.replicas.resolution import expected_state
 from services.models.artifacts import allowed
 from services.models.descriptor import Modality
 from services.models.desired import Artifact, DesiredModel
@@ -122,5 +122,5 @@ def _best(live: Sequence[Replica], desired: DesiredModel) -> tuple[State, str, s
         if status := one.statuses.get(desired.id):
             found.append((status.state, "" if status.serving else status.reason, status.runtime))
         else:
-            found.append((*outlook(one, desired), ""))
+            found.append((*expected_state(one, desired), ""))
     return min(found, key=lambda each: STATES.index(each[0]))  # the first of the best

@@ -44,11 +44,11 @@ class Replica:
     modality: Modality
     registry: EngineRegistry
     statuses: dict[str, Status]
-    heard: float  # when it last reported, by `ReplicaStatus`'s clock
+    last_report: float  # when it last reported, by `ReplicaStatus`'s clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class ReportEffect:
     """The changes that a report made."""
 
     known: bool  # whether the catalog knows the replica's full state; if not, the replica must send it
@@ -63,31 +63,31 @@ class ReplicaStatus:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
         self._live: dict[Modality, tuple[Replica, ...]] = {}  # by name; cached: read once per listed model
-        self._arrange()
+        self._sort_by_modality()
 
-    def report(self, report: Report, registered: Callable[[str], bool]) -> Heard:
+    def report(self, report: Report, registered: Callable[[str], bool]) -> ReportEffect:
         """Takes in a report; ignores models that are not `registered` for its modality. Raises Overloaded."""
         replica = self._replicas.get(report.replica)
         if report.leaving:
             self._drop(report.replica)
-            return Heard(known=True, rosters=frozenset({replica.modality} if replica else ()))
+            return ReportEffect(known=True, rosters=frozenset({replica.modality} if replica else ()))
         if report.complete:
             return self._complete(report, replica, registered)
         if replica is None or replica.modality != report.modality:
-            return Heard(known=False)
-        replica.heard = self._clock()
+            return ReportEffect(known=False)
+        replica.last_report = self._clock()
         fresh = {
             model_id: status
             for model_id, status in report.statuses.items()
             if registered(model_id) and replica.statuses.get(model_id) != status
         }
         replica.statuses |= fresh
-        return Heard(known=True, models=frozenset(fresh))
+        return ReportEffect(known=True, models=frozenset(fresh))
 
     def expire(self) -> list[Replica]:
         """Drops the replicas that have been silent for too long, and returns them."""
         oldest = self._clock() - REPORT_WITHIN * MISSED_REPORTS
-        gone = [replica for replica in self._replicas.values() if replica.heard < oldest]
+        gone = [replica for replica in self._replicas.values() if replica.last_report < oldest]
         for replica in gone:
             self._drop(replica.name)
         return gone
@@ -101,7 +101,7 @@ class ReplicaStatus:
         """Returns the replicas of a modality, by name."""
         return self._live[modality]
 
-    def _complete(self, report: Report, old: Replica | None, registered: Callable[[str], bool]) -> Heard:
+    def _complete(self, report: Report, old: Replica | None, registered: Callable[[str], bool]) -> ReportEffect:
         if old is None and len(self._replicas) >= MAX_REPLICAS:
             raise Overloaded(f"{MAX_REPLICAS} replicas are known, which is the limit", retry_after=REPORT_WITHIN)
         new = Replica(
@@ -109,21 +109,21 @@ class ReplicaStatus:
             modality=report.modality,
             registry=EngineRegistry(report.device, forced=report.forced, runtimes=report.runtimes),
             statuses={model_id: status for model_id, status in report.statuses.items() if registered(model_id)},
-            heard=self._clock(),
+            last_report=self._clock(),
         )
         self._replicas[new.name] = new
-        self._arrange()
+        self._sort_by_modality()
         if old is None or _offer(old) != _offer(new):
-            return Heard(known=True, rosters=frozenset({new.modality, old.modality if old else new.modality}))
+            return ReportEffect(known=True, rosters=frozenset({new.modality, old.modality if old else new.modality}))
         ids = old.statuses.keys() | new.statuses.keys()
         changed = {model_id for model_id in ids if old.statuses.get(model_id) != new.statuses.get(model_id)}
-        return Heard(known=True, models=frozenset(changed))
+        return ReportEffect(known=True, models=frozenset(changed))
 
     def _drop(self, name: str) -> None:
         self._replicas.pop(name, None)
-        self._arrange()
+        self._sort_by_modality()
 
-    def _arrange(self) -> None:
+    def _sort_by_modality(self) -> None:
         replicas = [self._replicas[name] for name in sorted(self._replicas)]
         for modality in MODALITIES:
             self._live[modality] = tuple(replica for replica in replicas if replica.modality == modality)

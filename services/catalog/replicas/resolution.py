@@ -12,15 +12,15 @@ from services.models.registry import Runtime, Verdict
 from services.models.status import State
 
 
-def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
+def expected_state(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
     """Returns the expected state, and its reason, of a model that a replica has not reported yet."""
     if next(_fitting(replica, desired), None):
-        return "pending", f"{replica.name} has not begun with it yet"
+        return "pending", f"{replica.name} has not started on it yet"
     try:
         replica.registry.resolve(desired.facts, desired.measured, desired.runtime, desired.engine)
     except Unsupported as refusal:
         return "unsupported", refusal.message
-    return "pending", f"{replica.name} has not begun with it yet"
+    return "pending", f"{replica.name} has not started on it yet"
 
 
 def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
@@ -51,7 +51,9 @@ def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
 def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact, Runtime]]:
     """Yields the execution caches that match a replica's device and runtime, in order."""
     for artifact in desired.artifacts:
-        if replica.registry.device not in artifact.devices or desired.runtime not in ("", artifact.runtime):
+        if replica.registry.device_of(artifact.runtime) not in artifact.devices:
+            continue
+        if desired.runtime not in ("", artifact.runtime):
             continue
         try:
             yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
@@ -61,13 +63,14 @@ def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact
 
 def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str]]:
     """Yields the execution caches that a replica does not use: their runtime, and the reason."""
-    device = replica.registry.device
     for artifact in desired.artifacts:
-        reason = ""
+        reason, device = "", replica.registry.device_of(artifact.runtime)
         if device not in artifact.devices:
-            reason = f"it is for {', '.join(sorted(artifact.devices))}, and this is {device}"
+            reason = (
+                f"it is for {', '.join(sorted(artifact.devices))}, and {artifact.runtime} computes on {device} here"
+            )
         elif desired.runtime not in ("", artifact.runtime):
-            reason = f"it is for {artifact.runtime}, and an operator asked for {desired.runtime}"
+            reason = f"it is for {artifact.runtime}, and an operator requested {desired.runtime}"
         else:
             try:
                 replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
@@ -82,11 +85,11 @@ def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> li
     if not verdicts:
         return verdicts
     names = {verdict.runtime.name for verdict in verdicts}
-    told = [(name if name in names else verdicts[0].runtime.name, words) for name, words in skipped]
+    notes = [(name if name in names else verdicts[0].runtime.name, words) for name, words in skipped]
     return [
         replace(
             verdict,
-            reason="; ".join([verdict.reason, *(words for name, words in told if name == verdict.runtime.name)]),
+            reason="; ".join([verdict.reason, *(words for name, words in notes if name == verdict.runtime.name)]),
         )
         for verdict in verdicts
     ]
@@ -95,7 +98,7 @@ def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> li
 def _cache_reason(names: list[str], chosen: bool) -> str:
     caches = ", ".join(names)
     if chosen:
-        return f"an official execution cache fits device and runtime: {caches}"
+        return f"an official execution cache fits the device and the runtime: {caches}"
     return f"it could run an official execution cache ({caches}); another is preferred"
 
 

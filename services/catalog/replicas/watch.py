@@ -54,7 +54,7 @@ class Watch:
         self._sent: dict[str, tuple[object, ...]] = {}  # by id: the state of the model that the reader knows
         self._events: deque[Event] = deque()
         # The snapshot, then None for the mark. Changes meanwhile go to `_pending`.
-        self._first: deque[str | None] = deque([*(view.id for view in views.all() if self._wants(view)), None])
+        self._first: deque[str | None] = deque([*(view.id for view in views.all() if self._matches(view)), None])
         self._pending: dict[str, None] = {model_id: None for model_id in self._first if model_id is not None}
 
     async def next(self) -> Event | None:
@@ -66,9 +66,9 @@ class Watch:
                 model_id = self._first.popleft()
                 if model_id is None:
                     return Synced()
-                self._look(model_id)
+                self._queue_events(model_id)
             elif self._pending:
-                self._look(next(iter(self._pending)))
+                self._queue_events(next(iter(self._pending)))
             else:
                 self._wake.clear()
                 await self._wake.wait()
@@ -88,27 +88,27 @@ class Watch:
         self._closed = True
         self._wake.set()
 
-    def _wants(self, view: ModelView) -> bool:
+    def _matches(self, view: ModelView) -> bool:
         return self._modality in (None, view.desired.facts.modality)
 
-    def _look(self, model_id: str) -> None:
+    def _queue_events(self, model_id: str) -> None:
         """Queues the events that bring the reader up to date on a model."""
         if model_id not in self._pending:
             return
         del self._pending[model_id]
         view = self._views.find(model_id)
-        if view and not self._wants(view):
+        if view and not self._matches(view):
             view = None
         known = self._sent.get(model_id)
         if known and (view is None or view.registration.serial != known[0]):  # also if deleted and registered again
             del self._sent[model_id]
             self._events.append(Removed(model_id))
             known = None
-        if view and known != (news := self._news(view)):
-            self._sent[model_id] = news
+        if view and known != (fields := self._watched_fields(view)):
+            self._sent[model_id] = fields
             self._events.append(Changed(view))
 
-    def _news(self, view: ModelView) -> tuple[object, ...]:
+    def _watched_fields(self, view: ModelView) -> tuple[object, ...]:
         """Returns the parts of a view whose change is an event."""
         known = (view.registration.serial, view.registration, view.desired.ready_replicas)
         return (*known, view.replicas, view.state, view.reason, view.runtime) if self._statuses else known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -12,22 +12,22 @@ from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
 from services.cli.ending import plainly
 from services.cli.keys.catalog_door import key_service
-from services.cli.keys.key_list import show_keys, show_new_key
-from services.cli.models.connection import told
+from services.cli.models.connection import readable_errors
 from services.cli.models.document import document, print_document
+from services.cli.models.listing import time_word
 from services.cli.models.page import Page
 from services.settings.settings import load_settings
 
+HEADERS = ("ID", "NAME", "KEY", "STATE", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "MADE", "EXPIRES", "MODELS")
+NONE_YET = "no keys yet: create one with `allm keys create NAME`"
 ANSWER_SECONDS = 30.0
 DAY_SECONDS = 86_400
-ONCE = "Keep the key now: it is shown this once, and only its hash is stored."
-
+ONCE = "Save the key now: it is not shown again, and allm stores only its hash."
 keys_app = typer.Typer(
     help="Create, list and revoke the API keys that `ALLM_AUTH=keys` requires.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-
 CatalogAddress = Annotated[
     str,
     typer.Option("--catalog", metavar="ADDRESS", help="The address of the catalog; default: the one on this machine."),
@@ -35,10 +35,64 @@ CatalogAddress = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def show_keys(page: Page, keys: Sequence[keys_pb2.ApiKey], now: float | None = None) -> None:
+    """Shows all keys, one per line. `now`: seconds since the epoch; None: the current time."""
+    if not keys:
+        page.say(NONE_YET)
+        return
+    moment = time.time() if now is None else now
+    page.table(HEADERS, [_row(key, moment) for key in keys], right=frozenset({"REQUESTS/MIN", "TOKENS/MIN"}))
+
+
+def show_new_key(page: Page, reply: keys_pb2.CreateKeyResponse) -> None:
+    """Shows a newly created key."""
+    key = reply.key
+    page.pairs(
+        [
+            ("key", reply.secret),
+            ("id", key.id),
+            ("name", key.name),
+            ("scopes", ", ".join(key.scopes)),
+            ("models", ", ".join(key.models) or "all"),
+            ("rates", _rates(key)),
+            ("expires", time_word(key.expire_time) or "never"),
+        ]
+    )
+
+
+def _row(key: keys_pb2.ApiKey, now: float) -> tuple[str, ...]:
+    return (
+        key.id,
+        key.name,
+        key.hint,
+        state_word(key, now),
+        ", ".join(key.scopes),
+        str(key.requests_per_minute or "-"),
+        str(key.tokens_per_minute or "-"),
+        time_word(key.create_time),
+        time_word(key.expire_time) or "-",
+        ", ".join(key.models) or "all",
+    )
+
+
+def state_word(key: keys_pb2.ApiKey, now: float) -> str:
+    """Returns `active`, `expired` or `revoked`."""
+    if key.HasField("revoke_time"):
+        return "revoked"
+    return "expired" if key.HasField("expire_time") and key.expire_time.seconds <= now else "active"
+
+
+def _rates(key: keys_pb2.ApiKey) -> str:
+    rates = [f"{key.requests_per_minute:,} requests a minute"] if key.requests_per_minute else []
+    rates += [f"{key.tokens_per_minute:,} tokens a minute"] if key.tokens_per_minute else []
+    rates += [f"{key.concurrent_requests:,} requests at a time"] if key.concurrent_requests else []
+    return ", ".join(rates) or "no limit"
+
+
 @contextmanager
 def _session(catalog: str) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
     """Connects to the catalog's key service; an error ends the command with a sentence."""
-    with plainly(), key_service(catalog, load_settings()) as keys, told():
+    with plainly(), key_service(catalog, load_settings()) as keys, readable_errors():
         yield keys
 
 
@@ -59,6 +113,10 @@ def create(
     tokens: Annotated[
         int, typer.Option("--tokens-per-minute", min=0, metavar="N", help="Tokens per minute; 0: no limit.")
     ] = 0,
+    concurrent: Annotated[
+        int,
+        typer.Option("--concurrent", min=0, metavar="N", help="Requests at a time, in each replica; 0: no limit."),
+    ] = 0,
     days: Annotated[
         float,
         typer.Option("--expires", min=0, max=36_500, metavar="DAYS", help="Days until the key expires; 0: never."),
@@ -69,6 +127,7 @@ def create(
     """Create a key and show it. It is never shown again."""
     request = keys_pb2.CreateKeyRequest(name=name, scopes=scopes, models=models, tokens_per_minute=tokens)
     request.requests_per_minute = min(requests, 2**31 - 1)
+    request.concurrent_requests = min(concurrent, 2**31 - 1)
     if days:
         request.expire_time.seconds = int(time.time() + days * DAY_SECONDS)
     with _session(catalog) as keys:

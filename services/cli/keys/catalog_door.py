@@ -24,7 +24,7 @@ def key_service(asked: str, settings: Settings) -> Iterator[keys_pb2_grpc.KeySer
     """Connects to the catalog's key service with full rights.
 
     Raises:
-        Problem: `asked` is not an address, or the secret that identifies this command cannot be read.
+        Problem: `asked` is not an address, or the key that identifies this command cannot be read.
     """
     address = catalog_address(asked, settings)
     with command_identity(settings, NAME).blocking_channel(address, OPTIONS) as channel:

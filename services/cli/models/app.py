@@ -14,33 +14,36 @@ from services.byte_count import bytes_word
 from services.cli.ending import EXIT_PROBLEM, plainly
 from services.cli.models import listing
 from services.cli.models.bench import Bench, Plan
-from services.cli.models.chat_meter import ChatMeter
 from services.cli.models.check import check as check_files
 from services.cli.models.document import document, documents, print_document
-from services.cli.models.engine_options import (
+from services.cli.models.explanation import explain
+from services.cli.models.finishing import finish
+from services.cli.models.import_folder import Entry, hint, import_folder, summary
+from services.cli.models.meters import ChatMeter, SpeechMeter
+from services.cli.models.options import (
+    Base,
     ContextTokens,
     Dtype,
+    Guidance,
     KvTokens,
     LoadRuntime,
+    Loras,
     MaxSequences,
     PipelineParallel,
     Runtime,
+    Steps,
     TensorParallel,
     engine_settings,
+    image_defaults,
+    lora_list,
+    source_url,
 )
-from services.cli.models.explanation import explain
-from services.cli.models.finishing import finish
-from services.cli.models.image_options import Base, Guidance, Loras, Steps, image_defaults, lora_list
-from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.page import Page
 from services.cli.models.session import session
-from services.cli.models.sources import source_url
-from services.cli.models.speech_meter import SpeechMeter
 from services.cli.models.stage import loaded, served
 from services.cli.problem import Problem
-from services.cli.verify.command import verify
+from services.cli.verify.command import show_outcomes, verify
 from services.cli.verify.record import record, write
-from services.cli.verify.screen import show_outcomes
 from services.models.descriptor import Format, Modality
 from services.settings.settings import load_settings
 
@@ -241,7 +244,7 @@ def load(
     with session(address) as at:
         model = at.catalog.load(model_id, runtime)
         if not (wait or as_json):
-            Page().say(f"{model.id} is to be loaded")
+            Page().say(f"{model.id} will be loaded")
         finish(at, model, loaded(runtime) if wait else None, timeout, as_json)
 
 
@@ -253,7 +256,7 @@ def unload(model_id: ModelId, as_json: Json = False, address: Address = "") -> N
         if as_json:
             print_document(document(model))
         else:
-            Page().say(f"{model.id} is to be unloaded")
+            Page().say(f"{model.id} will be unloaded")
 
 
 @models_app.command()
@@ -299,7 +302,7 @@ def verify_model(
         list[str] | None, typer.Option("--check", metavar="NAME", help="Run only this check, and loading; repeatable.")
     ] = None,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Skip the checks that mean nothing with random weights.")
+        bool, typer.Option("--random-weights", help="Skip the checks that need trained weights.")
     ] = False,
     prompt_tokens: Annotated[
         int, typer.Option(min=64, max=1_000_000, help="Approximate tokens of a long prompt.")
@@ -366,17 +369,17 @@ def import_models(
     """Register every model in a folder, such as an old `~/.llm-router/models`."""
     page = Page()
 
-    def tell(entry: Entry) -> None:
+    def report(entry: Entry) -> None:
         if not as_json:
             page.say(entry.line())
 
     folder = folder.expanduser()
     if dry_run:
         with plainly():
-            entries = import_folder(folder, load_settings().model.roots, None, tell)
+            entries = import_folder(folder, load_settings().model.roots, None, report)
     else:
         with session(address) as at:
-            entries = import_folder(folder, at.settings.model.roots, at.catalog, tell)
+            entries = import_folder(folder, at.settings.model.roots, at.catalog, report)
     advice = hint(entries, folder)
     if as_json:
         print_document({"models": [entry.document() for entry in entries], "hint": advice})
@@ -392,6 +395,6 @@ def import_models(
 def _ask(model: model_pb2.Model) -> None:
     """Asks for confirmation. Raises Problem without a terminal, Abort if the answer is no."""
     if not sys.stdin.isatty():
-        raise Problem(f"{model.id} is not removed: say --yes where nobody can be asked")
-    files = "its files stay where they are" if model.source.startswith("file://") else "what was fetched is deleted"
+        raise Problem(f"{model.id} is not removed: without a terminal, confirm with --yes")
+    files = "its files stay where they are" if model.source.startswith("file://") else "its fetched files are deleted"
     typer.confirm(f"Remove {model.id} ({bytes_word(model.size_bytes)}, {files})?", abort=True, err=True)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from allm.models.v1 import model_pb2, model_service_pb2
 
 from services.cli.models.catalog import Catalog
-from services.cli.models.chat_meter import ChatMeter
-from services.cli.models.restoring import as_it_was
-from services.cli.models.round import Meter, Round
-from services.cli.models.speech_meter import SpeechMeter
+from services.cli.models.meters import ChatMeter, Meter, Round, SpeechMeter
+from services.cli.models.restoring import restored_afterwards
 from services.cli.models.stage import loaded
 from services.cli.models.waiting import wait_until
 from services.cli.models.words import modality_word
@@ -53,7 +51,7 @@ class Bench:
         model = explained.model
         meter = self._meter(model)
         names = able_runtimes(explained, runtime)
-        with as_it_was(self._catalog, model.id, self._say):
+        with restored_afterwards(self._catalog, model.id, self._say):
             return [self._measure(model, name, meter) for name in names]
 
     def _measure(self, model: model_pb2.Model, runtime: str, meter: Meter) -> model_pb2.Benchmark:
@@ -86,10 +84,10 @@ class Bench:
         if "transcription" not in model.capabilities:
             able = ", ".join(model.capabilities) or modality_word(model.modality)
             raise Problem(
-                f"{model.id} is a model for {able}: `allm models bench` is for models that chat or transcribe so far"
+                f"{model.id} is a model for {able}: `allm models bench` measures only models that chat or transcribe"
             )
         if self._plan.speech is None:
-            raise Problem(f"{model.id} transcribes: name a recording of speech to measure it with, --audio FILE")
+            raise Problem(f"{model.id} transcribes speech: give a recording with --audio FILE")
         return self._plan.speech
 
 
@@ -122,8 +120,8 @@ def _device(model: model_pb2.Model, runtime: str) -> str:
     devices = sorted({replica.device for replica in model.replicas if replica.runtime == runtime})
     if len(devices) != 1:
         raise Problem(
-            f"{model.id} runs on {' and '.join(devices) or 'no device'}: nobody could tell which of them a measurement "
-            "through the gateway is of"
+            f"{model.id} runs on {' and '.join(devices) or 'no device'}: a benchmark "
+            "needs replicas on exactly one kind of device"
         )
     return devices[0]
 

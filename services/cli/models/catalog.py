@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from allm.models.v1 import manifest_pb2, model_pb2
 from allm.models.v1 import model_service_pb2 as pb
 
-from services.cli.models.connection import Connection, Lost, told
+from services.cli.models.connection import Connection, Lost, readable_errors
 from services.cli.problem import Problem
 
 ANSWER_SECONDS = 30.0
@@ -50,7 +50,7 @@ class Catalog:
             runtime=runtime,
             engine=engine,
         )
-        with told():
+        with readable_errors():
             return self._stub.RegisterModel(request, timeout=INSPECT_SECONDS).model
 
     def update(
@@ -76,42 +76,42 @@ class Catalog:
             request.loras.CopyFrom(pb.LoraList(loras=loras))
         if aliases is not None:
             request.aliases.CopyFrom(pb.AliasList(names=aliases))
-        with told():
+        with readable_errors():
             return self._stub.UpdateModel(request, timeout=INSPECT_SECONDS).model
 
     def get(self, model_id: str) -> pb.GetModelResponse:
         """Returns a model and its manifest."""
-        with told():
+        with readable_errors():
             return self._stub.GetModel(pb.GetModelRequest(id=model_id), timeout=ANSWER_SECONDS)
 
     def models(self) -> pb.ListModelsResponse:
         """Returns all models, by id."""
-        with told():
+        with readable_errors():
             return self._stub.ListModels(pb.ListModelsRequest(), timeout=ANSWER_SECONDS)
 
     def remove(self, model_id: str) -> None:
         """Deletes a model."""
-        with told():
+        with readable_errors():
             self._stub.DeleteModel(pb.DeleteModelRequest(id=model_id), timeout=ANSWER_SECONDS)
 
     def load(self, model_id: str, runtime: str = "") -> model_pb2.Model:
         """Asks for a model to be loaded and kept in memory."""
-        with told():
+        with readable_errors():
             return self._stub.LoadModel(pb.LoadModelRequest(id=model_id, runtime=runtime), timeout=ANSWER_SECONDS).model
 
     def unload(self, model_id: str) -> model_pb2.Model:
         """Frees a model's memory."""
-        with told():
+        with readable_errors():
             return self._stub.UnloadModel(pb.UnloadModelRequest(id=model_id), timeout=ANSWER_SECONDS).model
 
     def explain(self, model_id: str) -> pb.ExplainModelResponse:
         """Explains how every replica resolves a model."""
-        with told():
+        with readable_errors():
             return self._stub.ExplainModel(pb.ExplainModelRequest(id=model_id), timeout=ANSWER_SECONDS)
 
     def record(self, model_id: str, benchmark: model_pb2.Benchmark) -> None:
         """Records a measurement."""
-        with told():
+        with readable_errors():
             self._stub.RecordBenchmark(
                 pb.RecordBenchmarkRequest(id=model_id, benchmark=benchmark), timeout=ANSWER_SECONDS
             )
@@ -159,7 +159,7 @@ class Catalog:
                 raise Problem(f"{model_id} was removed")
 
     def _events(self, seconds: float | None, *, statuses: bool) -> Iterator[pb.WatchModelsResponse]:
-        with told():
+        with readable_errors():
             call = self._stub.WatchModels(pb.WatchModelsRequest(statuses=statuses), timeout=seconds)
             try:
                 yield from call

@@ -100,14 +100,14 @@ def _check(
     place, fetched, problems = "", True, []
     try:
         manifest = read_manifest(message)
-        folder = model_cache.place(model.id, manifest)
+        folder = model_cache.model_folder(model.id, manifest)
         place = str(folder)
         name = f"{artifact}@{manifest.revision}" if artifact else ""
         fetched = not manifest.repository or folder.exists() or _in_use(model, name)
         if fetched and deep:
             problems = _verify(model_cache, model.id, manifest, folder, console)
         elif fetched:
-            problems = model_cache.whole(manifest, folder)
+            problems = model_cache.find_problems(manifest, folder)
     except (AllmError, OSError) as error:
         problems = [str(error)]
     return Report(

@@ -15,10 +15,10 @@ from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 
 from gateway.address import split_host_port, url_host
-from services.auth.secret_file import SecretUnusable, read_secret
+from services.auth.identity_keys import OPERATOR, KeysUnusable, read_key
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
-from services.rpc.own_identity import NOBODY, OwnIdentity, Shows
+from services.rpc.own_identity import NOBODY, MetadataInterceptor, OwnIdentity
 from services.settings.settings import Settings
 
 MIB = 1024 * 1024
@@ -63,7 +63,7 @@ def find_address(asked: str, settings: Settings) -> str:
         try:
             asked.startswith("unix:") or split_host_port(asked.removeprefix(HTTPS))
         except ValueError:
-            raise Problem(f"--address {asked} is not of the shape host:port or https://host:port") from None
+            raise Problem(f"--address {asked} must be host:port or https://host:port") from None
         return asked
     return _noted(settings.home) or f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
 
@@ -82,34 +82,34 @@ def connect(address: str, own: OwnIdentity = NOBODY, key: str = "", catalog: str
         channel = stack.enter_context(_channel(address))
         if not _answers(channel):
             raise Problem(
-                f"allm does not answer on {address}: start it with `allm serve`, or say where it is with --address"
+                f"allm does not answer on {address}: start it with `allm serve`, or give its address with --address"
             )
         if key:
-            yield Connection(grpc.intercept_channel(channel, Shows(lambda: _bearer(key))), address)
+            yield Connection(grpc.intercept_channel(channel, MetadataInterceptor(lambda: _bearer(key))), address)
             return
         itself = stack.enter_context(own.blocking_channel(catalog, OPTIONS)) if catalog and own.is_known else None
-        shown = grpc.intercept_channel(channel, Shows(own.metadata))
+        shown = grpc.intercept_channel(channel, MetadataInterceptor(own.metadata))
         yield Connection(shown, address, itself if itself and _answers(itself) else None)
 
 
 def command_identity(settings: Settings, name: str) -> OwnIdentity:
-    """Returns a command's identity, with the secret if there is one: users need not repeat ALLM_AUTH.
+    """Returns a command's identity, with the operator's key if there is one: users need not repeat ALLM_AUTH.
 
     Raises:
-        Problem: the secret cannot be read, and ALLM_AUTH requires it.
+        Problem: the key cannot be read, and ALLM_AUTH requires it.
     """
-    path = settings.auth.secret_file
+    path = settings.auth.key_file_of(OPERATOR)
     try:
-        secret = read_secret(path) if settings.auth.keys or path.exists() else None
-    except (SecretUnusable, OSError) as error:
+        key = read_key(path) if settings.auth.keys or path.exists() else None
+    except (KeysUnusable, OSError) as error:
         if not settings.auth.keys:  # perhaps another user's: commands that need no keys still work
             return NOBODY
-        raise Problem(f"{error}; it is made by `allm serve` with ALLM_AUTH=keys") from error
-    return OwnIdentity(secret, f"service:{name}", tls=settings.tls.service)
+        raise Problem(f"{error}; `allm serve` creates it if ALLM_AUTH=keys") from error
+    return OwnIdentity(key, OPERATOR, name, tls=settings.tls.service)
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """Turns gRPC errors in the block into sentences.
 
     Raises:
@@ -128,7 +128,7 @@ def _sentence(error: grpc.RpcError) -> Problem:
     if DETAILS in {key for key, _ in error.trailing_metadata() or ()}:  # an error from allm itself
         return Refused(message)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Late("allm has not answered in time")
+        return Late("allm did not answer in time")
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return Lost(f"the service does not answer at the moment ({message}): try again, or see allm's logs")
     return Refused(message)

@@ -14,20 +14,22 @@ def explain(page: Page, explained: model_service_pb2.ExplainModelResponse) -> No
     reason = f": {model.reason}" if model.reason else ""
     page.say(f"{model.id} is {state_word(model.state)}{reason}.")
     if not explained.resolutions:
-        page.say(f"No service for {modality_word(model.modality)} models is running, so nothing can run it now.")
+        page.say(f"No service for {modality_word(model.modality)} models is running, so it cannot run now.")
     for resolution in explained.resolutions:
         page.heading(f"{resolution.replica} ({resolution.device})")
         for verdict in resolution.runtimes:
-            page.say(_sentence(verdict))
+            page.say(_sentence(verdict, resolution.device))
         if not resolution.runtimes:
             page.say("It has no runtimes.")
         elif not any(verdict.chosen for verdict in resolution.runtimes):
-            page.say("It takes none of them.")
+            page.say("It uses none of them.")
 
 
-def _sentence(verdict: model_service_pb2.RuntimeVerdict) -> str:
+def _sentence(verdict: model_service_pb2.RuntimeVerdict, device: str) -> str:
+    """`device`: the replica's; a runtime that computes on another one says so."""
     if verdict.chosen:
-        return f"It takes {verdict.runtime}: {verdict.reason}."
+        own = f" on {verdict.device}" if verdict.device not in ("", device) else ""
+        return f"It uses {verdict.runtime}{own}: {verdict.reason}."
     if verdict.able:
-        return f"Not {verdict.runtime}: {verdict.reason}."
+        return f"It does not use {verdict.runtime}: {verdict.reason}."
     return f"{verdict.runtime} cannot run it: {verdict.reason}."

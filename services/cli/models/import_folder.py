@@ -14,7 +14,7 @@ from services.cli.models.stage import HOPELESS
 from services.cli.models.words import reason_word, state_word
 from services.cli.problem import Problem
 from services.errors import AllmError
-from services.models.formats.guess import guess
+from services.models.formats.inspect import guess
 from services.models.hub.source_tree import LocalTree
 
 MAX_ENTRIES = 10_000
@@ -64,9 +64,9 @@ class Entry:
 
 
 def import_folder(
-    folder: Path, roots: Sequence[Path], catalog: Catalog | None, tell: Callable[[Entry], None]
+    folder: Path, roots: Sequence[Path], catalog: Catalog | None, report: Callable[[Entry], None]
 ) -> list[Entry]:
-    """Registers every model in `folder`, and passes each entry to `tell` immediately; without a catalog a dry run.
+    """Registers every model in `folder`, and passes each entry to `report` immediately; without a catalog a dry run.
 
     Raises:
         Problem: the folder cannot be read, or the catalog does not answer.
@@ -74,7 +74,7 @@ def import_folder(
     entries: list[Entry] = []
     for candidate in _candidates(folder.absolute(), roots):
         entry = _register(candidate, catalog)
-        tell(entry)
+        report(entry)
         entries.append(entry)
     return entries
 
@@ -82,8 +82,8 @@ def import_folder(
 def summary(entries: Sequence[Entry]) -> str:
     """Summarizes the outcomes: `2 taken, 1 refused, 0 skipped`, without zeros."""
     counts = {outcome: sum(entry.outcome == outcome for entry in entries) for outcome in OUTCOMES}
-    told = [f"{count} {outcome}" for outcome, count in counts.items() if count]
-    return ", ".join(told) or "there is nothing in it"
+    parts = [f"{count} {outcome}" for outcome, count in counts.items() if count]
+    return ", ".join(parts) or "the folder is empty"
 
 
 def hint(entries: Sequence[Entry], folder: Path) -> str:
@@ -164,8 +164,8 @@ def _folder(path: Path, name: str, roots: Sequence[Path], *, nested: bool) -> Ca
     if not formats or (not nested and all("/" in file for _, file in formats)):
         return Candidate(name, path, reason="no model of a known format in it")
     if len(formats) > 1:
-        told = ", ".join(f"{format} ({file})" if file else format for format, file in formats)
-        reason = f"ambiguous, it could be {told}: register it with `allm models add --format`"
+        choices = ", ".join(f"{format} ({file})" if file else format for format, file in formats)
+        reason = f"ambiguous, it could be {choices}: register it with `allm models add --format`"
         return Candidate(name, path, reason=reason, refused=True)
     ((format, file),) = formats
     return Candidate(name, path / file if file else path, format)

@@ -9,7 +9,7 @@ from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from google.protobuf import timestamp_pb2
 
 from services.byte_count import bytes_word
-from services.cli.models.engine_options import run_with
+from services.cli.models.options import run_with
 from services.cli.models.page import Page
 from services.cli.models.stage import of_replica, stage
 from services.cli.models.words import format_word, modality_word, reason_word, state_word
@@ -133,13 +133,13 @@ def _row(model: model_pb2.Model) -> tuple[str, ...]:
 
 
 def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
-    told = replica.reason
+    note = replica.reason
     if replica.HasField("next"):
-        told = _coming(replica)
+        note = _coming(replica)
     elif state_word(replica.state) == "downloading":
-        told = _share(replica.done_bytes, replica.total_bytes, replica.reason).lstrip(": ")
+        note = _share(replica.done_bytes, replica.total_bytes, replica.reason).lstrip(": ")
     elif replica.memory.loading:
-        told = "being loaded into memory"
+        note = "loading into memory"
     return (
         replica.replica,
         state_word(replica.state),
@@ -148,7 +148,7 @@ def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
         replica.device or "-",
         bytes_word(replica.peak_memory_bytes) if replica.peak_memory_bytes else "-",
         replica.artifact or "-",
-        told,
+        note,
     )
 
 

@@ -12,7 +12,7 @@ from services.cli.problem import Problem
 
 
 @contextmanager
-def as_it_was(catalog: Catalog, model_id: str, say: Callable[[str], None]) -> Iterator[None]:
+def restored_afterwards(catalog: Catalog, model_id: str, say: Callable[[str], None]) -> Iterator[None]:
     """Restores the operator's choices afterwards: the runtime, and whether the model stays in memory.
 
     Raises:
@@ -22,7 +22,7 @@ def as_it_was(catalog: Catalog, model_id: str, say: Callable[[str], None]) -> It
     try:
         yield
     finally:
-        say(f"putting {model_id} back as it was")
+        say(f"restoring the state of {model_id}")
         if before.model.keep_loaded:
             catalog.load(model_id, before.runtime)
         else:

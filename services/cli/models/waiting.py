@@ -26,7 +26,7 @@ def wait_until(
         Problem: the model was removed, or the catalog stays down, or the time limit has passed.
         Interrupted: Ctrl-C.
     """
-    after = f"allm goes on with it; `allm models show {model.id}` tells how far it is"
+    after = f"allm continues; `allm models show {model.id}` shows the progress"
     try:
         with StageProgress(model.id) as screen, closing(catalog.follow(model.id, seconds)) as changes:
             for current in changes:
@@ -34,7 +34,7 @@ def wait_until(
                 if reached := goal(current):
                     return current, reached
     except Late:
-        raise Problem(f"{model.id} is not there yet after {seconds:g} seconds; {after}") from None
+        raise Problem(f"{model.id} is not done after {seconds:g} seconds; {after}") from None
     except KeyboardInterrupt:
         raise Interrupted(f"no longer waiting for {model.id}; {after}") from None
-    raise Problem(f"{model.id} cannot be followed")
+    raise Problem(f"the progress of {model.id} cannot be read")

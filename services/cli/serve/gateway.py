@@ -28,15 +28,15 @@ from services.cli.serve.ports import choose_port
 from services.cli.serve.process import LAUNCHER, describe_exit
 from services.cli.serve.run_folder import socket_parent
 from services.settings.cluster_settings import GROUPS_VARIABLE
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 from services.telemetry.logs import setup_logs
 
 log = logging.getLogger(__name__)
 
 CONFINED = (
-    "ALLM_HOST=%s is not obeyed, the gateway listens on 127.0.0.1: whoever reached it could use the models. "
-    "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open where something else guards it"
+    "ALLM_HOST=%s is ignored, the gateway listens on 127.0.0.1: anyone who can reach it could use the models. "
+    "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open if another system protects it"
 )
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 0.05
@@ -69,7 +69,7 @@ def describe(settings: Settings, folder: Path) -> Gateway:
     """
     cluster, models = settings.cluster, settings.cluster.share.models
     if not cluster.text:
-        raise SettingError("ALLM_GATEWAY_TEXT", "", "where the text service is: host:port, or several, comma-separated")
+        raise SettingError("ALLM_GATEWAY_TEXT", "", "the text service's host:port, or several, comma-separated")
     for name in models.names:
         if name not in dict(cluster.groups):
             allowed = f"a list of all groups that ALLM_TEXT_GROUP_MODELS names; {name!r} is missing"

@@ -49,7 +49,7 @@ def _bound(address: str, port: int) -> int:
 
 def _sentence(error: OSError, host: str, port: int, variable: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is taken by another program: stop it, or choose another port with {variable}"
+        return f"port {port} on {host} is in use by another program: stop it, or choose another port with {variable}"
     if error.errno == errno.EACCES:
         return f"port {port} may not be used by this user: choose one above 1023 with {variable}"
     if error.errno == errno.EADDRNOTAVAIL:

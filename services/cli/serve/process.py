@@ -1,4 +1,4 @@
-"""A child process of the supervisor: starts it, logs its output, stops it."""
+"""A child process of the supervisor: starts it, stops it, and logs its output to a file of bounded size."""
 
 from __future__ import annotations
 
@@ -7,15 +7,57 @@ import contextlib
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from services.cli.serve.log_file import LogFile
+import psutil
 
+MAX_BYTES = 16 * 1024 * 1024
+TAIL_LINES = 20
 LAUNCHER = "services.cli.serve.child"
 LIFELINE_VARIABLE = "ALLM_LIFELINE_FD"
 READ_BYTES = 65536
 MAX_LINE_BYTES = 1024 * 1024
+
+
+class LogFile:
+    """Appends lines to a file. A full file is kept once as `NAME.1`, so a log takes 32 MiB at most."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._size = path.stat().st_size
+
+    def write(self, lines: list[bytes]) -> None:
+        """Appends whole lines, given without line ends.
+
+        Lines that a full or broken disk rejects are lost: a child whose output is not read would block.
+        """
+        self._tail.extend(line.decode("utf-8", "replace") for line in lines)
+        data = b"".join(line + b"\n" for line in lines)
+        with contextlib.suppress(OSError):
+            if self._size and self._size + len(data) > self._max_bytes:
+                self._rotate()
+            self._size += self._file.write(data) or 0
+
+    def tail(self) -> list[str]:
+        """Returns the last lines written."""
+        return list(self._tail)
+
+    def close(self) -> None:
+        """Closes the file; later lines are lost."""
+        self._file.close()
+
+    def _rotate(self) -> None:
+        self.path.replace(self.path.with_name(self.path.name + ".1"))
+        fresh = self.path.open("ab", buffering=0)
+        self._file.close()
+        self._file, self._size = fresh, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +119,29 @@ class ChildProcess:
         await self.wait()
 
     def kill(self) -> None:
-        """Sends SIGKILL."""
+        """Sends SIGKILL to it and to its descendants: workers that hang as well would not notice its end."""
+        tree: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            tree = psutil.Process(self.pid).children(recursive=True)
         self._signal(signal.SIGKILL)
+        for process in tree:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def processor_seconds(self) -> float:
+        """Returns the processor time that it has used, without its descendants'."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system
+
+    def state(self) -> str:
+        """Returns the kernel's word for its state, such as `sleeping` or `stopped`."""
+        try:
+            return str(psutil.Process(self.pid).status())
+        except psutil.Error:
+            return "gone"
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,14 @@
-"""The models that `allm serve` registers itself, through the public API: ALLM_MODELS, or the demo models."""
+"""The models that `allm serve` registers itself, through the public API: ALLM_MODELS, or the demo models.
+
+The demo model's safetensors are made while the other models already serve.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,33 +16,72 @@ from pathlib import Path
 import grpc
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 
+from services.auth.identity_keys import OPERATOR
 from services.cli.problem import Problem
-from services.cli.serve.unpack import unpack_demo
+from services.cli.serve.process import LAUNCHER
 from services.errors import AllmError
-from services.models.demo.encoder_demo import DEMO_ENCODER_ID, install_encoder
-from services.models.demo.image_demo import (
-    DEMO_SHAPES_ALIAS,
-    DEMO_SHAPES_GUIDANCE,
-    DEMO_SHAPES_ID,
-    DEMO_SHAPES_STEPS,
-    install_shapes,
+from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER, CopiedDemo
+from services.models.demo.text_demo import (
+    DEMO_ID,
+    SAFETENSORS_DEMO_ID,
+    DemoError,
+    install_demo,
+    safetensors_demo,
+    unpacking,
+    unpacking_failed,
 )
-from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID, safetensors_demo
-from services.models.demo.text_demo import DEMO_ID, DemoError, install_demo
-from services.models.demo.whisper_demo import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID, install_whisper
-from services.models.formats.guess import guess
+from services.models.formats.inspect import guess
 from services.models.formats.whisper import CHECKPOINT
 from services.models.hub.source_tree import LocalTree
 from services.rpc.own_identity import OwnIdentity
 from services.settings.settings import Settings
 
+NICE = 10  # a request may be waiting for another model's first answer
 SETTLE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 CALL_SECONDS = 150.0
 _OF_FILES = {CHECKPOINT: "whisper", ".safetensors": "diffusers"}  # any other file is GGUF
-_SHAPES_DEFAULTS = model_pb2.ImageDefaults(steps=DEMO_SHAPES_STEPS, guidance=DEMO_SHAPES_GUIDANCE)
 # Local files settle soon; downloads may take hours, and the start does not wait for them.
 ON_ITS_WAY = (model_pb2.MODEL_STATE_PENDING, model_pb2.MODEL_STATE_VERIFYING)
+
+
+async def unpack_demo(models_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """Returns the model's folder, making it if necessary; None if an extra that it needs is not installed.
+
+    If the task is cancelled or this process ends, the work stops and leaves no folder that looks complete.
+
+    Raises:
+        DemoError: it cannot be made.
+    """
+    command = unpacking(models_dir)
+    if command is None:
+        return None
+    folder = safetensors_demo(models_dir)
+    if folder.exists():
+        return folder
+    say(f"preparing {SAFETENSORS_DEMO_ID} in the background: unpacking to safetensors (270 MB, once)")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        LAUNCHER,
+        str(os.getpid()),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # we handle a terminal's Ctrl-C
+    )
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+    try:
+        _, output = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        raise unpacking_failed(output.decode(errors="replace"))
+    return folder
 
 
 class Registrar:
@@ -45,10 +90,9 @@ class Registrar:
     def __init__(self, address: str, settings: Settings, say: Callable[[str], None]) -> None:
         self._address = address
         self._settings = settings
-        self._own = OwnIdentity.of_command(settings.auth, "supervisor", settings.tls.service)
+        self._own = OwnIdentity.of(settings.auth, OPERATOR, "supervisor", settings.tls.service)
         self._say = say
-        self._hears = settings.audio_replicas > 0
-        self._draws = settings.image_replicas > 0
+        self._copied = _copied_demos(settings)
         self._named = bool(settings.models or settings.model.models_file)  # whether the settings name the models
         self._first = False  # whether this run installed the demo
 
@@ -106,20 +150,16 @@ class Registrar:
         folder = self._settings.model.folder
         try:
             path = await asyncio.to_thread(install_demo, folder, self._say)
-            encoder = await asyncio.to_thread(install_encoder, folder, self._say)
-            whisper = await asyncio.to_thread(install_whisper, folder, self._say) if self._hears else None
-            shapes = await asyncio.to_thread(install_shapes, folder, self._say) if self._draws else None
+            copies = [(demo, await asyncio.to_thread(demo.install, folder, self._say)) for demo in self._copied]
         except DemoError as error:
             raise Problem(str(error)) from error
         if path:
             self._first = True
             await self._offer(catalog, DEMO_ID, path)
-        if encoder:
-            await self._offer(catalog, DEMO_ENCODER_ID, encoder)
-        if whisper:
-            await self._offer(catalog, DEMO_WHISPER_ID, whisper, [DEMO_WHISPER_ALIAS])
-        if shapes:
-            await self._offer(catalog, DEMO_SHAPES_ID, shapes, [DEMO_SHAPES_ALIAS], _SHAPES_DEFAULTS)
+        for demo, copy in copies:
+            if copy:
+                defaults = model_pb2.ImageDefaults(steps=demo.steps, guidance=demo.guidance) if demo.steps else None
+                await self._offer(catalog, demo.id, copy, [demo.alias] if demo.alias else [], defaults)
 
     async def _offer(
         self,
@@ -154,10 +194,10 @@ class Registrar:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise
-            self._say(f"{model_id} stays as it was registered: {error.details()}")
+            self._say(f"{model_id} keeps its registration: {error.details()}")
         else:
             if source != reply.model.source:
-                self._say(f"{model_id} is now {source}, no longer {reply.model.source}")
+                self._say(f"{model_id}: its source is now {source}, it was {reply.model.source}")
         return True
 
     async def _alias(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, alias: str, model_id: str) -> None:
@@ -171,7 +211,12 @@ class Registrar:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise
-            self._say(f"ALLM_ALIASES: {alias} does not stand for {model_id}: {error.details()}")
+            self._say(f"ALLM_ALIASES: {alias} is not an alias of {model_id}: {error.details()}")
+
+
+def _copied_demos(settings: Settings) -> list[CopiedDemo]:
+    audio, image = settings.audio_replicas > 0, settings.image_replicas > 0
+    return [ENCODER, *([WHISPER] if audio else []), *([SHAPES] if image else [])]
 
 
 def _url(path: Path) -> str:
@@ -195,7 +240,7 @@ async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list
     return list(reply.models)
 
 
-def _on_its_way(model: model_pb2.Model) -> bool:
+def _is_changing(model: model_pb2.Model) -> bool:
     """Reports whether its state is about to change, also while a replica reports only an older generation."""
     return model.state in ON_ITS_WAY or any(
         replica.generation < model.generation
@@ -209,7 +254,7 @@ async def _settled(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> lis
     deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
         models = await _listed(catalog)
-        settled = not any(map(_on_its_way, models))
+        settled = not any(map(_is_changing, models))
         if settled or asyncio.get_running_loop().time() > deadline:
             return models
         await asyncio.sleep(POLL_SECONDS)

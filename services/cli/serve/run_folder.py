@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.cli.problem import Problem
+from services.storage.private_files import make_private, private_folder
 
 # With its suffix, a socket's path stays below 107 bytes.
 LONGEST_PARENT = 64
@@ -49,8 +50,9 @@ def run_folder(home: Path) -> Iterator[Path]:
     Raises:
         Problem: another `allm serve` runs with this home.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     with (home / LOCK_NAME).open("a") as lock:  # the kernel releases the lock even if we are killed
+        make_private(home / LOCK_NAME)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,14 +16,14 @@ from gateway.address import is_loopback
 from services.cli.models.words import reason_word
 from services.cli.serve.stack import Stack
 
-OPEN = "Mind: ALLM_AUTH=open asks for no API keys; whoever reaches this machine's address may use the models."
+OPEN = "Warning: ALLM_AUTH=open requires no API keys; anyone who can reach this machine may use the models."
 KEYS = (
-    "Every call needs an API key, as `Authorization: Bearer sk-allm-...`. Make the first one:\n"
+    "Every call needs an API key, as `Authorization: Bearer sk-allm-...`. Create the first one:\n"
     "allm keys create me --scope inference --scope admin"
 )
 CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_KEY" '
 MIB = 1024 * 1024
-NO_MODELS = "none: register one with `allm models add`, or pip install 'allm-server[demo]' for a small one"
+NO_MODELS = "none: register one with `allm models add`, or install a small one: pip install 'allm-server[demo]'"
 MAX_SHOWN = 20
 RECORDING = "speech.wav"  # a placeholder for any recording
 USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from gateway.exposure import confined, is_confined
-from services.auth.secret_file import SecretUnusable, ensure_secret
+from services.auth.identity_keys import ROLES, KeysUnusable, create_keys
 from services.cli.problem import Problem
-from services.cli.serve.extras import check_traces, with_installed
 from services.cli.serve.ports import choose_port
 from services.cli.serve.register import Registrar
 from services.cli.serve.run_folder import RunNote, run_folder
@@ -27,20 +28,57 @@ from services.cli.serve.stack import (
     with_listener,
 )
 from services.cli.serve.supervisor import Supervisor
-from services.models.demo.encoder_demo import DEMO_ENCODER_ID
-from services.models.demo.image_demo import DEMO_SHAPES_ID
-from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID
-from services.models.demo.text_demo import DEMO_ID
-from services.models.demo.whisper_demo import DEMO_WHISPER_ID
+from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER
+from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID
+from services.settings.gateway_settings import AuthSettings
+from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
+from services.settings.trace_settings import ENDPOINT, EXTRA
+from services.text.llama_library import BUILDS, llama_library
 
-DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID)
+# The packages of the extra `audio`, which the audio service and its processes import.
+AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart", "tiktoken")
+NO_AUDIO = "The audio service is not installed: pip install 'allm-server[audio]', or set ALLM_AUDIO_REPLICAS=0"
+# The packages of the extra `image`.
+IMAGE_PACKAGES = ("PIL", "diffusers", "peft", "python_multipart", "safetensors", "torch", "transformers")
+NO_IMAGE = "The image service is not installed: pip install 'allm-server[image]', or set ALLM_IMAGE_REPLICAS=0"
+
+
+# The packages of the extra `traces`, which every service needs to make traces.
+TRACES_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
+DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, ENCODER.id, WHISPER.id, SHAPES.id)
 CONFINED = (
-    "Mind: ALLM_HOST={host} is not obeyed, the gateway listens on 127.0.0.1: whoever reached it could use the models. "
-    "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open where something else guards it (docs/keys.md)."
+    "Warning: ALLM_HOST={host} is ignored, the gateway listens on 127.0.0.1: anyone who can reach it could use the "
+    "models. Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open if another system protects it (docs/keys.md)."
 )
+MOVES = "llama.cpp for {kind} is new: the text service restarts with it once its running requests have ended"
+LIBRARY_SECONDS = 2.0  # between two looks for new builds of llama.cpp
 NOTE_SECONDS = 2.0  # until a failed write of `run.json` is retried
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def check_traces(settings: Settings) -> None:
+    """Raises SettingError if traces are enabled but their packages are missing: no service would start."""
+    if settings.trace.wanted and not _installed(TRACES_PACKAGES):
+        raise SettingError(ENDPOINT, "...", EXTRA)
+
+
+def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """Disables the services whose packages are missing, and reports each."""
+    if settings.audio_replicas and not _installed(AUDIO_PACKAGES):
+        say(NO_AUDIO)
+        settings = replace(settings, audio_replicas=0)
+    if settings.image_replicas and not _installed(IMAGE_PACKAGES):
+        say(NO_IMAGE)
+        settings = replace(settings, image_replicas=0)
+    return settings
+
+
+def _installed(packages: Sequence[str]) -> bool:
+    try:
+        return all(map(importlib.util.find_spec, packages))  # imports nothing
+    except ModuleNotFoundError:  # the parent package is missing, too
+        return False
 
 
 def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
@@ -59,16 +97,16 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
         port = choose_port(host, settings.gateway.port, "ALLM_PORT")
         settings = _with_demo(_with_gateway_metrics(with_listener(settings, host, port)))
         if settings.auth.keys:
-            _make_secret(settings)
+            _make_keys(settings.auth)
         stack = Stack(settings, folder, environ, _metrics_ports(settings), screen.say)
         asyncio.run(_Run(stack, version, screen).until_stopped())
 
 
-def _make_secret(settings: Settings) -> None:
-    """Creates the secret, which the services read when they start."""
+def _make_keys(auth: AuthSettings) -> None:
+    """Creates the keys of identities that are missing; the services read them when they start."""
     try:
-        ensure_secret(settings.auth.secret_file)
-    except SecretUnusable as error:
+        create_keys({role: auth.key_file_of(role) for role in ROLES}, auth.public_keys_file)
+    except KeysUnusable as error:
         raise Problem(str(error)) from error
 
 
@@ -120,7 +158,9 @@ class _Run:
         self._stop = asyncio.Event()  # the first signal
         self._kill = asyncio.Event()  # the second
         self._logs = stack.settings.home / "logs"
-        self._supervisor = Supervisor(stack.services(), self._logs, screen.say, self._note)
+        hang_seconds = stack.settings.service.hang_seconds
+        self._supervisor = Supervisor(stack.services(), self._logs, screen.say, self._note, hang_seconds)
+        self._libraries = _libraries(stack.settings)
 
     async def until_stopped(self) -> None:
         """Starts everything, waits for a signal, and stops everything."""
@@ -130,7 +170,7 @@ class _Run:
                 loop.add_signal_handler(number, self._on_signal)
         try:
             if await _unless(self._stop, self._start()) and await _unless(self._stop, self._start_late()):
-                await self._stop.wait()
+                await _unless(self._stop, self._use_new_libraries())
             self._screen.say("Stopping.")
             await _unless(self._kill, self._supervisor.stop())
         finally:
@@ -153,6 +193,18 @@ class _Run:
         except Problem as problem:
             self._screen.say(str(problem))
 
+    async def _use_new_libraries(self) -> None:
+        """Restarts the text services whenever a build of llama.cpp for a GPU is new. `make serve` builds meanwhile."""
+        settings = self._stack.settings
+        while True:
+            await asyncio.sleep(LIBRARY_SECONDS)
+            found = _libraries(settings)
+            new = [kind for kind, folder in found.items() if folder != self._libraries.get(kind)]
+            self._libraries = found
+            if new:
+                self._screen.say(MOVES.format(kind=" and ".join(new)))
+                await self._supervisor.renew(text_names(settings.text_replicas), settings.service.drain_seconds)
+
     def _on_signal(self) -> None:
         self._signals += 1
         (self._stop if self._signals == 1 else self._kill).set()
@@ -174,6 +226,18 @@ class _Run:
             note.write(stack.settings.home)
         except OSError:
             asyncio.get_running_loop().call_later(NOTE_SECONDS, lambda: self._note(self._children))
+
+
+def _libraries(settings: Settings) -> dict[str, int]:
+    """Returns the builds of llama.cpp for GPUs that the text service may use: the inode of each kind's folder."""
+    kinds = BUILDS if settings.text.device == "auto" else [kind for kind in BUILDS if kind == settings.text.device]
+    folders = {kind: llama_library(kind, settings.text.llama_libraries) for kind in kinds}
+    found = {}
+    for kind, folder in folders.items():
+        with suppress(OSError):  # replaced at this moment
+            if folder:
+                found[kind] = folder.stat().st_ino
+    return found
 
 
 def _services(settings: Settings) -> str:

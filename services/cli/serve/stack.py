@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from gateway.admin import EnvoyAdmin
 from gateway.drain import drain
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
+from services.auth.identity_keys import KEY_FILE, ROLES
 from services.cli.serve.process import Program
 from services.cli.serve.supervisor import Service
 from services.settings.settings import Settings
@@ -81,8 +83,8 @@ class Stack:
         image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
         authorizer = [self._service(name, name) for name in authorizer_names(self.settings)]
         first, *others = (*text, *audio, *image, *authorizer)
-        beside = [replace(service, beside=True) for service in others]
-        return [self._service(CATALOG, CATALOG), first, *beside, self._gateway()]
+        together = [replace(service, with_previous=True) for service in others]
+        return [self._service(CATALOG, CATALOG), first, *together, self._gateway()]
 
     def _socket(self, name: str) -> str:
         return f"unix:{self.folder / name}.sock"
@@ -107,8 +109,15 @@ class Stack:
             # The service starts workers; gRPC's fork support can crash a child before its exec.
             "GRPC_ENABLE_FORK_SUPPORT": "0",
         }
+        if module in ROLES:
+            environ[KEY_FILE] = str(self.settings.auth.key_file_of(module))
         program = Program(name, (sys.executable, "-m", f"services.{module}"), environ)
-        return Service(program, wait_ready=lambda: _wait_serving(address), drain=_nothing)
+        return Service(
+            program,
+            wait_ready=lambda: _wait_serving(address),
+            wait_answer=lambda: _wait_answer(address),
+            drain=_nothing,
+        )
 
     def _gateway(self) -> Service:
         admin = EnvoyAdmin(self.folder / "admin.sock")
@@ -127,7 +136,17 @@ class Stack:
             )
         )
         program = Program(GATEWAY, tuple(envoy_command(config, os.cpu_count() or 1)), self.environ)
-        return Service(program, wait_ready=lambda: _wait_live(admin), drain=lambda: self._drain(admin))
+        return Service(
+            program,
+            wait_ready=lambda: _wait_live(admin),
+            wait_answer=lambda: self._wait_gateway_answer(admin),
+            drain=lambda: self._drain(admin),
+        )
+
+    async def _wait_gateway_answer(self, admin: EnvoyAdmin) -> None:
+        """Waits until Envoy's main thread answers, and a thread that serves requests."""
+        await admin.wait_answer()
+        await stats.wait_answer(self.settings.gateway.stats_host, self.settings.gateway.stats_port)
 
     async def _drain(self, admin: EnvoyAdmin) -> None:
         """Disconnects clients, and gives running requests time to end."""
@@ -174,6 +193,24 @@ async def _wait_serving(address: str) -> None:
                         return
             except grpc.aio.AioRpcError:  # the service has ended; the supervisor reports why
                 await asyncio.sleep(POLL_SECONDS)
+
+
+async def _wait_answer(address: str) -> None:
+    """Waits until a service answers a health check, or has closed its socket: then it is ending, and its exit is seen.
+
+    Whoever calls this limits the time. The loop that answers is the one that all requests need.
+    """
+    async with grpc.aio.insecure_channel(address, options=RETRY_SOON) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs lack Check
+        while _is_open(address):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.Check(health_pb2.HealthCheckRequest())
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _is_open(address: str) -> bool:
+    return Path(address.removeprefix("unix:")).exists()
 
 
 async def _wait_live(admin: EnvoyAdmin) -> None:

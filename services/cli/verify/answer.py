@@ -54,13 +54,13 @@ def difference(one: Answer, other: Answer) -> str:
     pairs = zip(one.tokens, other.tokens, strict=False)
     for at, (mine, theirs) in enumerate(pairs):
         if mine.token != theirs.token:
-            return "" if mine.tied or theirs.tied else _parted(at, mine.token, theirs.token)
+            return "" if mine.tied or theirs.tied else _difference_at(at, mine.token, theirs.token)
     short, long = sorted((one.tokens, other.tokens), key=len)
     if len(short) < len(long):
         at = len(short)
-        return "" if long[at].tied else _parted(at, b"the end", long[at].token)
+        return "" if long[at].tied else _difference_at(at, b"the end", long[at].token)
     if (one.text, one.reasoning, one.finish) != (other.text, other.reasoning, other.finish):
-        return f"the same tokens are told as {_show(one)} and as {_show(other)}"
+        return f"the same tokens became the texts {_show(one)} and {_show(other)}"
     return ""
 
 
@@ -72,9 +72,9 @@ def first_difference(answers: Sequence[tuple[Answer, Answer]]) -> str:
     return ""
 
 
-def _parted(at: int, one: bytes, other: bytes) -> str:
+def _difference_at(at: int, one: bytes, other: bytes) -> str:
     texts = [text.decode(errors="replace")[:SHOWN] for text in (one, other)]
-    return f"they part at token {at + 1}, {texts[0]!r} and {texts[1]!r}, where no two were about equally likely"
+    return f"they differ at token {at + 1}, {texts[0]!r} and {texts[1]!r}, where no two were about equally likely"
 
 
 def _show(answer: Answer) -> str:

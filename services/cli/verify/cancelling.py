@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import grpc
 
-from services.cli.models.connection import told
+from services.cli.models.connection import readable_errors
 from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Asked, Stream, Subject, said
+from services.cli.verify.subject import Request, Stream, Subject, message
 
 STREAMS = 4
 SECONDS = 60.0
 
 
 def _run(subject: Subject) -> str:
-    with told():
-        calls = [
-            subject.stream(
-                Asked(messages=[said(f"Write a long story about {number} sailors.")], max_tokens=None, on=True)
-            )
-            for number in range(STREAMS)
-        ]
+    with readable_errors():
+        prompts = [message(f"Write a long story about {number} sailors.") for number in range(STREAMS)]
+        calls = [subject.stream(Request(messages=[one], max_tokens=None, past_end=True)) for one in prompts]
         try:
             for call in calls:
                 _await_text(call)
@@ -28,15 +24,14 @@ def _run(subject: Subject) -> str:
                 call.cancel()
     ended = [call.code() for call in calls]
     if any(code is not grpc.StatusCode.CANCELLED for code in ended):
-        raise Failed(f"streams ended with {sorted({code.name for code in ended})}", "requests end by themselves early")
-    answer = subject.ask(Asked(messages=[said("Hello!")], max_tokens=2))
+        raise Failed(f"streams ended with {sorted({code.name for code in ended})}", "requests end prematurely")
+    answer = subject.ask(Request(messages=[message("Hello!")], max_tokens=2))
     return f"{STREAMS} streams without an end, then an answer of {answer.completion_tokens} tokens"
 
 
 CHECK = Check(
     name="cancel",
-    compared=f"that a model answers after {STREAMS} endless streams were cancelled; that these have ended is part of "
-    "`unload`",
+    compared=f"an answer after {STREAMS} endless streams were cancelled; `unload` checks that they have ended",
     run=_run,
 )
 

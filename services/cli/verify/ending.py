@@ -8,7 +8,7 @@ from allm.text.v1 import chat_pb2
 
 from services.cli.verify.answer import Answer
 from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Asked, Subject, said
+from services.cli.verify.subject import Request, Subject, message
 
 TOKENS = 96
 PROMPTS = (
@@ -21,7 +21,7 @@ _MARKUP = re.compile(r"\s*[<\[][^<>\[\]\s]*[>\]]\s*")
 
 
 def _run(subject: Subject) -> str:
-    answers = subject.ask_together([_asked(prompt, TOKENS) for prompt in PROMPTS])
+    answers = subject.ask_together([_request(prompt, TOKENS) for prompt in PROMPTS])
     ended = [
         (prompt, answer)
         for prompt, answer in zip(PROMPTS, answers, strict=True)
@@ -30,14 +30,14 @@ def _run(subject: Subject) -> str:
     if not ended:
         raise Failed(
             f"none of {len(PROMPTS)} short answers ended within {TOKENS} tokens",
-            "the token that ends a turn is not known: eos_token_id is missing or wrong, and no token has a known name",
+            "the token that ends a turn is unknown: eos_token_id is missing or wrong, and no token has a known name",
         )
     ends = {_end(subject, prompt, answer) for prompt, answer in ended}
     wrong = [end for end in ends if end and not _MARKUP.fullmatch(end)]
     if wrong:
         raise Failed(
             f"an answer ended with {wrong[0]!r}, which is text",
-            "eos_token_id, or what else ends a turn, names the wrong token",
+            "eos_token_id, or another setting for the end of a turn, names the wrong token",
         )
     names = ", ".join(sorted(repr(end) for end in ends if end)) or "a token without text"
     return f"{len(ended)} of {len(PROMPTS)} answers ended by themselves, with {names}"
@@ -45,8 +45,8 @@ def _run(subject: Subject) -> str:
 
 CHECK = Check(
     name="stop-tokens",
-    compared=f"whether one of {len(PROMPTS)} short answers ends by itself within {TOKENS} tokens, and that what ends "
-    "answers is markup and no text",
+    compared=f"the ends of {len(PROMPTS)} short answers: at least one ends by itself within {TOKENS} tokens, and the "
+    "last token is markup, not text",
     run=_run,
     sense=True,
 )
@@ -55,7 +55,7 @@ CHECK = Check(
 def _end(subject: Subject, prompt: str, answer: Answer) -> str:
     """Returns the token that ended an answer: the likeliest at its position when the model is made to continue."""
     size = len(answer.tokens)
-    longer = subject.ask(_asked(prompt, answer.completion_tokens, on=True))
+    longer = subject.ask(_request(prompt, answer.completion_tokens, past_end=True))
     if len(longer.tokens) <= size or [each.token for each in longer.tokens[:size]] != [
         each.token for each in answer.tokens
     ]:
@@ -64,5 +64,5 @@ def _end(subject: Subject, prompt: str, answer: Answer) -> str:
     return top[0][0].decode(errors="replace") if top else ""
 
 
-def _asked(prompt: str, tokens: int, *, on: bool = False) -> Asked:
-    return Asked(messages=[said(prompt)], max_tokens=tokens, on=on)
+def _request(prompt: str, tokens: int, *, past_end: bool = False) -> Request:
+    return Request(messages=[message(prompt)], max_tokens=tokens, past_end=past_end)

@@ -9,7 +9,7 @@ import math
 
 from services.cli.verify.answer import Answer
 from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Asked, Subject, said
+from services.cli.verify.subject import Request, Subject, message
 
 # Bits per byte. Small working models are below 0.8; models with misplaced layers, weights or tokens are above 2.
 MOST_BITS = 1.5
@@ -31,30 +31,29 @@ def _run(subject: Subject) -> str:
                 "weights in the wrong place, transposed, zeroed or damaged; a wrong rotary base; or the tokenizer of "
                 "another model",
             )
-    return f"{max(answer.bits_per_byte() for answer in answers):.2f} bits per byte at the most"
+    return f"{max(answer.bits_per_byte() for answer in answers):.2f} bits per byte at most"
 
 
 CHECK = Check(
     name="likelihood",
-    compared="how likely the model finds the days of the week and a famous sentence: "
-    f"at most {MOST_BITS:g} bits per byte",
+    compared=f"the likelihood of the days of the week and of a famous sentence: at most {MOST_BITS:g} bits per byte",
     run=_run,
     sense=True,
 )
 
 
-def forced(text: str, prompt: str) -> Asked:
+def forced(text: str, prompt: str) -> Request:
     """Returns a request that only this text, as a JSON string, can answer."""
-    return Asked(messages=[said(prompt)], max_tokens=len(text) + 16, schema={"const": text})
+    return Request(messages=[message(prompt)], max_tokens=len(text) + 16, schema={"const": text})
 
 
 def check_numbers(answer: Answer) -> None:
     """Raises Failed if log-probabilities are missing, NaN or infinite."""
     if not answer.tokens:
-        raise Failed("no log-probabilities came", "the runtime does not tell them")
+        raise Failed("the answer has no log-probabilities", "the runtime does not return them")
     bad = sum(math.isnan(token.logprob) or token.logprob < LOWEST for token in answer.tokens)
     if bad:
         raise Failed(
-            f"{bad} of {len(answer.tokens)} log-probabilities are no numbers",
-            "the weights hold NaN or infinite numbers, or they overflow in the precision that is computed in",
+            f"{bad} of {len(answer.tokens)} log-probabilities are not finite numbers",
+            "the weights hold NaN or infinite numbers, or they overflow in the precision of the computation",
         )

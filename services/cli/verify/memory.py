@@ -28,8 +28,8 @@ def _load(subject: Subject) -> str:
         now = stage(subject.catalog.get(wanted.id).model, wanted.generation)
         raise Failed(f"still {now.state} after {LOAD_SECONDS:g} seconds", "see the service's logs") from None
     if reached is None or reached.state != "loaded":
-        why = reached.reason if reached else "it cannot be followed"
-        raise Failed(f"{reached.state if reached else 'unknown'}: {why}", "what the reason names, in the model's files")
+        why = reached.reason if reached else "its progress cannot be read"
+        raise Failed(f"{reached.state if reached else 'unknown'}: {why}", "the model's files, as the reason says")
     return f"with {reached.runtime} on {reached.device} in {time.monotonic() - began:.1f} s"
 
 
@@ -40,19 +40,19 @@ def _unload(subject: Subject) -> str:
     try:
         for current in subject.catalog.follow(subject.model.id, UNLOAD_SECONDS):
             if not any(map(_held, current.replicas)):
-                return f"in {time.monotonic() - began:.1f} s; it had taken {bytes_word(peak)} at the most"
+                return f"in {time.monotonic() - began:.1f} s; its peak memory was {bytes_word(peak)}"
     except Late:
         pass
     raise Failed(
         f"still in memory after {UNLOAD_SECONDS:g} seconds",
-        "a cancelled request still runs, somebody else uses the model, or its worker does not end",
+        "a cancelled request still runs, another client uses the model, or its worker does not end",
     )
 
 
-LOAD_CHECK = Check(name="load", compared="the state of every replica with `loaded`", run=_load)
+LOAD_CHECK = Check(name="load", compared="the state of every replica: `loaded`", run=_load)
 UNLOAD_CHECK = Check(
     name="unload",
-    compared=f"what replicas report within {UNLOAD_SECONDS:g} seconds of unloading with no worker and no memory",
+    compared=f"the reports of all replicas within {UNLOAD_SECONDS:g} seconds of unloading: no worker and no memory",
     run=_unload,
 )
 

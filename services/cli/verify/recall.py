@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.cli.models.connection import Refused
 from services.cli.verify.check import Check, Failed
 from services.cli.verify.likelihood import check_numbers, forced
-from services.cli.verify.subject import Asked, Subject, said
+from services.cli.verify.subject import Request, Subject, message
 
 # Bits per byte of words at the beginning of the prompt: about 2 if guessed, below 0.5 if read.
 MOST_BITS = 1.0
@@ -19,7 +19,7 @@ LONGEST = 131_072  # tokens of the largest context that is overfilled to test th
 def _run(subject: Subject) -> str:
     context = subject.model.context_tokens
     wanted = min(subject.prompt_tokens, int(context * SHARE) if context else subject.prompt_tokens)
-    line = subject.go_on(LINE.format(10))[0]
+    line = subject.complete(LINE.format(10))[0]
     filling = [LINE.format(number) for number in range(max(1, wanted // line))]
     answer = subject.ask(forced(PHRASE, "\n".join([PHRASE, *filling, QUESTION])))
     seen = f"{answer.prompt_tokens:,} tokens answered"
@@ -37,8 +37,8 @@ def _run(subject: Subject) -> str:
 
 CHECK = Check(
     name="long-prompt",
-    compared=f"how likely the model finds words that a long prompt began with: at most {MOST_BITS:g} bits per byte; "
-    "and that a prompt longer than its context is refused",
+    compared=f"the likelihood of the first words of a long prompt: at most {MOST_BITS:g} bits per byte; "
+    "and the refusal of a prompt longer than the context",
     run=_run,
 )
 
@@ -47,9 +47,10 @@ def _overfill(subject: Subject, context: int) -> str:
     if not 0 < context <= LONGEST:
         return ""
     try:
-        subject.ask(Asked(messages=[said("x " * (2 * context))], max_tokens=1))
+        subject.ask(Request(messages=[message("x " * (2 * context))], max_tokens=1))
     except Refused:
         return f"; {context:,} and more refused"
     raise Failed(
-        f"a prompt of more than {context:,} tokens was answered", "the context that the model's files name is not kept"
+        f"a prompt of more than {context:,} tokens was answered",
+        "the context length in the model's files is not enforced",
     )

@@ -18,7 +18,12 @@ from services.cli.verify.check import Outcome
 from services.cli.verify.subject import Subject
 
 # Packages that answers depend on, as installed for this command, which is usually also the `allm serve` installation.
-PACKAGES = {"allm": "allm", "torch": "torch", "transformers": "transformers", "llama-cpp-python": "llama-cpp-python"}
+PACKAGES = {
+    "allm": "allm-server",
+    "torch": "torch",
+    "transformers": "transformers",
+    "llama-cpp-python": "llama-cpp-python",
+}
 LOCAL = "files of this machine"
 
 

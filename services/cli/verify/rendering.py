@@ -31,8 +31,8 @@ class Rendering:
 
     def render(self, system: str, turns: tuple[str, ...]) -> Iterator[str]:
         """Yields all forms of a conversation: a system message, then alternating turns of user and assistant."""
-        for told, spoken, opening in itertools.product(self.system, self.assistant, self.opening):
-            parts = [self.begin, _fill(told, system)]
+        for instructions, spoken, opening in itertools.product(self.system, self.assistant, self.opening):
+            parts = [self.begin, _fill(instructions, system)]
             parts += [_fill(self.user if at % 2 == 0 else spoken, turn) for at, turn in enumerate(turns)]
             yield "".join([*parts, opening])
 

@@ -14,7 +14,7 @@ from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.cli.models.catalog import Catalog
-from services.cli.models.connection import Refused, by_model, told
+from services.cli.models.connection import Refused, by_model, readable_errors
 from services.cli.problem import Problem
 from services.cli.verify.answer import Answer, Scored
 
@@ -43,20 +43,20 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request, always greedy."""
+class Request:
+    """A request with greedy sampling."""
 
     messages: Sequence[chat_pb2.ChatMessage]
     max_tokens: int | None
     schema: Mapping[str, Any] | None = None
     tools: Sequence[chat_pb2.Tool] = ()
     required: bool = False  # whether a tool must be called
-    on: bool = False  # generate past the end of the turn
+    past_end: bool = False  # generate past the end of the turn
     thinking: bool = False  # the model's default reasoning; else the least possible
 
     def fields(self, model: str, effort: str) -> dict[str, Any]:
         """Returns the fields, equal for both kinds of requests; `effort`: the model's least reasoning effort."""
-        sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=self.max_tokens, ignore_eos=self.on)
+        sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=self.max_tokens, ignore_eos=self.past_end)
         fields: dict[str, Any] = {"model": model, "messages": self.messages, "sampling": sampling, "top_logprobs": TOP}
         fields["reasoning_effort"] = "" if self.thinking else effort
         if self.schema is not None:
@@ -82,17 +82,17 @@ class Subject:
     deadline: float = ANSWER_SECONDS
     _effort: str = field(default="", init=False)
 
-    def ask(self, asked: Asked) -> Answer:
+    def ask(self, request: Request) -> Answer:
         """Returns the complete answer to one request."""
-        return self.ask_together([asked])[0]
+        return self.ask_together([request])[0]
 
-    def ask_together(self, requests: Sequence[Asked]) -> list[Answer]:
+    def ask_together(self, requests: Sequence[Request]) -> list[Answer]:
         """Returns the answers to concurrent requests."""
         kind, effort = chat_service_pb2.CreateChatCompletionRequest, self._least_effort()
-        how = self._how()
-        with told():
+        options = self._options()
+        with readable_errors():
             calls = [
-                self.chat.CreateChatCompletion.future(kind(**each.fields(self.model.id, effort)), **how)
+                self.chat.CreateChatCompletion.future(kind(**each.fields(self.model.id, effort)), **options)
                 for each in requests
             ]
             try:
@@ -101,39 +101,39 @@ class Subject:
                 for call in calls:
                     call.cancel()
 
-    def stream(self, asked: Asked) -> Stream:
-        """Sends one request as a stream; the caller reads or cancels it, inside `told`."""
-        request = chat_service_pb2.StreamChatCompletionRequest(**asked.fields(self.model.id, self._least_effort()))
-        return self.chat.StreamChatCompletion(request, **self._how())
+    def stream(self, request: Request) -> Stream:
+        """Sends one request as a stream; the caller reads or cancels it, inside `readable_errors`."""
+        fields = request.fields(self.model.id, self._least_effort())
+        return self.chat.StreamChatCompletion(chat_service_pb2.StreamChatCompletionRequest(**fields), **self._options())
 
-    def _how(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         return {"timeout": self.deadline, "metadata": by_model(self.model.id)}
 
     def _least_effort(self) -> str:
         """Returns `none`, or the lowest effort of a model that always reasons."""
         if not self._effort:
-            asked = Asked(messages=[said("Hello!")], max_tokens=1)
+            asked = Request(messages=[message("Hello!")], max_tokens=1)
             request = chat_service_pb2.CreateChatCompletionRequest(**asked.fields(self.model.id, NO_THOUGHTS))
             self._effort = NO_THOUGHTS
             try:
-                with told():
-                    self.chat.CreateChatCompletion(request, **self._how())
+                with readable_errors():
+                    self.chat.CreateChatCompletion(request, **self._options())
             except Refused as refused:
                 if LITTLE not in str(refused):
                     raise
                 self._effort = LITTLE
         return self._effort
 
-    def count(self, asked: Asked) -> int:
+    def count(self, request: Request) -> int:
         """Returns the number of prompt tokens of a request."""
-        return self.ask(asked).prompt_tokens
+        return self.ask(request).prompt_tokens
 
-    def go_on(self, text: str) -> tuple[int, dict[bytes, float]]:
+    def complete(self, text: str) -> tuple[int, dict[bytes, float]]:
         """Returns a raw prompt's token count, and the likeliest next tokens with their log-probabilities."""
         body = {"model": self.model.id, "prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
         request = httpbody_pb2.HttpBody(content_type="application/json", data=json.dumps(body).encode())
-        with told():
-            answered = b"".join(part.data for part in self.text.CreateCompletion(request, **self._how()))
+        with readable_errors():
+            answered = b"".join(part.data for part in self.text.CreateCompletion(request, **self._options()))
         try:
             reply = json.loads(answered)
             likeliest = (reply["choices"][0].get("logprobs") or {}).get("top_logprobs") or [{}]
@@ -144,7 +144,7 @@ class Subject:
             raise Problem(f"{self.model.id} gave no completion: {answered[:200].decode(errors='replace')}") from error
 
 
-def said(text: str, role: chat_pb2.ChatRole.ValueType = USER) -> chat_pb2.ChatMessage:
+def message(text: str, role: chat_pb2.ChatRole.ValueType = USER) -> chat_pb2.ChatMessage:
     """Builds a message of plain text."""
     return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
 

@@ -74,7 +74,7 @@ def _outcome(subject: Subject, check: Check) -> Outcome:
     except Lost:
         raise
     except Problem as problem:
-        verdict, seen, likely = "failed", str(problem), "what the message names; the service's logs may say more"
+        verdict, seen, likely = "failed", str(problem), "the cause in the message; the service's logs may give details"
     return Outcome(
         name=check.name,
         verdict=verdict,

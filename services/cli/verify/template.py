@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from services.cli.verify.answer import TIE
 from services.cli.verify.check import Check, Failed, Skipped
 from services.cli.verify.rendering import Rendering, of_architecture
-from services.cli.verify.subject import ASSISTANT, SYSTEM, USER, Asked, Subject, said
+from services.cli.verify.subject import ASSISTANT, SYSTEM, USER, Request, Subject, message
 
-TELL = "You are a careful clerk."
+INSTRUCTIONS = "You are a careful clerk."
 TURNS = (("What is in the box?",), ("What is in the box?", "Three apples.", "And in the bag?"))
 
 
@@ -21,21 +21,21 @@ def _run(subject: Subject) -> str:
     forms = [form for form in of_architecture(subject.model.architecture) if _knows(subject, form)]
     if not forms:
         raise Skipped(
-            f"no published form is known here for the architecture {subject.model.architecture} and the special tokens "
-            "of this model"
+            f"no published prompt format is known for the architecture {subject.model.architecture} and this model's "
+            "special tokens"
         )
     seen = [_compare(subject, form) for form in forms]
     fitting = [form.name for form, fault in zip(forms, seen, strict=True) if not fault]
     if not fitting:
         faults = "; ".join(f"{form.name}: {fault}" for form, fault in zip(forms, seen, strict=True))
         raise Failed(faults, "the chat template is not the one that the model was trained with")
-    return f"the prompts are those of {fitting[0]}"
+    return f"the prompts match {fitting[0]}"
 
 
 CHECK = Check(
     name="chat-template",
-    compared="the prompts of two conversations with what the family publishes: as many tokens, and the same one "
-    f"likeliest to follow, within {TIE:g} of its log-probability",
+    compared="the prompts of two conversations and the family's published format: equally many tokens, and the same "
+    f"likeliest next token, within {TIE:g} of its log-probability",
     run=_run,
 )
 
@@ -43,24 +43,24 @@ CHECK = Check(
 def _knows(subject: Subject, form: Rendering) -> bool:
     """Reports whether all marks of a form are single tokens of the model."""
     added = _added(subject)
-    return all(subject.go_on(mark)[0] - added == 1 for mark in form.marks)
+    return all(subject.complete(mark)[0] - added == 1 for mark in form.marks)
 
 
 def _added(subject: Subject) -> int:
     """Returns the number of tokens that the tokenizer puts in front of every text."""
-    return subject.go_on("x")[0] - 1  # one token in about every vocabulary
+    return subject.complete("x")[0] - 1  # one token in about every vocabulary
 
 
 def _compare(subject: Subject, form: Rendering) -> str:
     """Describes the first deviation from the published form; empty if there is none."""
     added = _added(subject)
     if added and not form.bos:
-        return f"the tokenizer puts {added} tokens in front of every prompt, the published prompts begin without"
+        return f"the tokenizer puts {added} tokens in front of every prompt, the published prompts begin with none"
     for turns in TURNS:
         given, likely = _given(subject, turns)
         counts = set()
-        for text in form.render(TELL, turns):
-            tokens, next_likely = subject.go_on(text.removeprefix(form.bos) if added else text)
+        for text in form.render(INSTRUCTIONS, turns):
+            tokens, next_likely = subject.complete(text.removeprefix(form.bos) if added else text)
             counts.add(tokens)
             if tokens == given and _alike(likely, next_likely):
                 break
@@ -71,8 +71,8 @@ def _compare(subject: Subject, form: Rendering) -> str:
 
 def _given(subject: Subject, turns: Sequence[str]) -> tuple[int, dict[bytes, float]]:
     roles = [USER if at % 2 == 0 else ASSISTANT for at in range(len(turns))]
-    spoken = [said(turn, role) for turn, role in zip(turns, roles, strict=True)]
-    answer = subject.ask(Asked(messages=[said(TELL, SYSTEM), *spoken], max_tokens=1, thinking=True))
+    spoken = [message(turn, role) for turn, role in zip(turns, roles, strict=True)]
+    answer = subject.ask(Request(messages=[message(INSTRUCTIONS, SYSTEM), *spoken], max_tokens=1, thinking=True))
     return answer.prompt_tokens, dict(answer.tokens[0].top) if answer.tokens else {}
 
 
@@ -92,5 +92,5 @@ def _fault(turns: int, given: int, counts: set[int]) -> str:
     where = f"with a system message and {turns} turn{'s' if turns > 1 else ''}"
     if given not in counts:
         published = " or ".join(map(str, sorted(counts)))
-        return f"{where} the model is given {given} tokens, published are {published}"
-    return f"{where} the model is given as many tokens as published, {given}, but others"
+        return f"{where} the prompt has {given} tokens, the published format {published}"
+    return f"{where} the prompt has {given} tokens, as in the published format, but different ones"

@@ -9,17 +9,17 @@ from google.api import httpbody_pb2
 
 from services.image.api.form import IMAGE, MASK, ImageUploads
 from services.image.api.gallery import Gallery
+from services.image.api.messages import REST
 from services.image.api.openai import completed_event, partial_event, response_object
 from services.image.api.openai_request import Answer, read_edit, read_generation, read_variation
-from services.image.api.parameter_names import REST
 from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest
-from services.image.images import Event, Images, Partial
+from services.image.images import Event, Images, PictureFile
+from services.image.manager import ImageModels
 from services.rest.facade import facade
 from services.rest.openai import sse
-from services.rest.openai.body import json_body
-from services.rest.openai.multipart import heard_out
-from services.rest.parameter_names import called
+from services.rest.openai.body import called, json_body
+from services.rest.openai.multipart import discarding_rest
 from services.rpc.call import Call
 
 PIECE_BYTES = 512 * 1024  # of a long answer, per message
@@ -31,7 +31,8 @@ Messages = AsyncIterator[httpbody_pb2.HttpBody]
 class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     """The REST facade of the image service."""
 
-    def __init__(self, images: Images, files: ImageFiles, uploads: ImageUploads) -> None:
+    def __init__(self, models: ImageModels, images: Images, files: ImageFiles, uploads: ImageUploads) -> None:
+        self._models = models
         self._images = images
         self._files = files
         self._uploads = uploads
@@ -48,7 +49,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         self, request: Messages, call: Call
     ) -> None:
         """Edits an image, everywhere or under a mask."""
-        async with heard_out(request):
+        async with discarding_rest(request):
             with self._uploads.open() as upload:
                 form = await upload.read(request)
                 await self._answer(*read_edit(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
@@ -58,7 +59,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         self, request: Messages, call: Call
     ) -> None:
         """Creates variations of an image."""
-        async with heard_out(request):
+        async with discarding_rest(request):
             with self._uploads.open() as upload:
                 form = await upload.read(request)
                 await self._answer(*read_variation(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
@@ -72,10 +73,11 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         await _send(call, kind, data)
 
     async def _answer(self, answer: Answer, wanted: ImageRequest, call: Call) -> None:
-        call.model = await self._images.model_id(wanted.model)
+        stored = await self._models.find(wanted.model)
+        call.model = stored.id
         gallery = Gallery()
         with called(REST):
-            async with self._images.generate(wanted, call.client) as events:
+            async with self._images.generate(stored, wanted, call.client) as events:
                 if answer.stream:
                     await _stream(events, gallery, answer, call)
                 else:
@@ -94,10 +96,10 @@ async def _stream(events: AsyncIterator[Event], gallery: Gallery, answer: Answer
     """
     async for event in events:
         gallery.add(event)
-        if isinstance(event, Partial):
+        if isinstance(event, PictureFile) and event.partial is not None:
             await _send(call, sse.EVENT_STREAM, sse.event(*partial_event(event, answer)))
-    for drawn in gallery.pictures:
-        await _send(call, sse.EVENT_STREAM, sse.event(*completed_event(drawn, gallery, answer)))
+    for picture in gallery.pictures:
+        await _send(call, sse.EVENT_STREAM, sse.event(*completed_event(picture, gallery, answer)))
 
 
 async def _send(call: Call, kind: str, data: bytes) -> None:

@@ -34,11 +34,15 @@ class ImageUploads:
     def open(self) -> Iterator[Uploaded]:
         """Opens a request's upload; leaving the block frees its memory. Raises Overloaded if too many are open."""
         if self._open >= self._at_once:
-            raise Overloaded(f"{self._open} requests with pictures are here already: no more are taken")
+            raise Overloaded(f"{self._open} requests with images are in progress: no more are accepted")
         self._open += 1
         try:
             with self._room.share() as share:
-                yield Uploaded(self._limit_bytes, share)
+                uploaded = Uploaded(self._limit_bytes, share)
+                try:
+                    yield uploaded
+                finally:
+                    uploaded.clear()
         finally:
             self._open -= 1
 
@@ -65,7 +69,7 @@ class Uploaded:
             async with asyncio.timeout(UPLOAD_SECONDS):
                 form = await read_form(messages, self._open_file)
         except TimeoutError as error:
-            raise Timeout(f"the form took longer than {UPLOAD_SECONDS:g} seconds to come") from error
+            raise Timeout(f"the form took longer than {UPLOAD_SECONDS:g} seconds to arrive") from error
         for name, _ in form.fields:
             if name in NAMES:
                 raise InvalidRequest(f"'{NAMES[name]}' must be a file, with a file name.", param=NAMES[name])
@@ -80,6 +84,12 @@ class Uploaded:
         """Removes and returns a file's bytes; empty if there is no such file."""
         return bytes(self.files.pop(name, b""))
 
+    def clear(self) -> None:
+        """Frees the files now: the error of a cancelled request keeps them until the next collection of garbage."""
+        for data in self.files.values():
+            data.clear()
+        self.files.clear()
+
     def _open_file(self, part: FilePart) -> Sink | None:
         if not part.file_name and not part.content_type:
             return None  # a field
@@ -90,7 +100,7 @@ class Uploaded:
             return _Nowhere()
         if name in self.files:
             if name == IMAGE:
-                raise Unsupported("Several images are not supported: one is drawn over.", param=IMAGE)
+                raise Unsupported("Several images are not supported: only one can be edited.", param=IMAGE)
             raise InvalidRequest(f"'{name}' is given twice; one file is allowed.", param=name)
         self.files[name] = bytearray()
         return _Memory(self.files[name], self.limit_bytes, name, self.share)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from services.errors import Internal
-from services.image.images import Done, Drawn, Event, Finished, Started
+from services.image.engine.messages import Finished
+from services.image.images import Event, PictureFile, Started
 
 
 class Gallery:
@@ -14,14 +15,14 @@ class Gallery:
     def __init__(self) -> None:
         self._started: Started | None = None
         self._finished: Finished | None = None
-        self._drawn: dict[int, Drawn] = {}
+        self._pictures: dict[int, PictureFile] = {}
 
     def add(self, event: Event) -> None:
         """Adds the next event."""
         if isinstance(event, Started):
             self._started = event
-        elif isinstance(event, Done):
-            self._drawn[event.drawn.index] = event.drawn
+        elif isinstance(event, PictureFile) and event.partial is None:
+            self._pictures[event.index] = event
         elif isinstance(event, Finished):
             self._finished = event
 
@@ -34,23 +35,23 @@ class Gallery:
     def started(self) -> Started:
         """The Started event, with the parameters. Raises Internal if it is missing."""
         if self._started is None:
-            raise Internal("the model has not told what it draws with")
+            raise Internal("the model has not accepted the request")
         return self._started
 
     @property
     def finished(self) -> Finished:
         """The Finished event, with the usage. Raises Internal if it is missing."""
         if self._finished is None:
-            raise Internal("the model has not come to an end")
+            raise Internal("the model has not finished")
         return self._finished
 
     @property
-    def pictures(self) -> list[Drawn]:
+    def pictures(self) -> list[PictureFile]:
         """The finished pictures, in order."""
-        return [self._drawn[index] for index in sorted(self._drawn)]
+        return [self._pictures[index] for index in sorted(self._pictures)]
 
     @property
     def facts(self) -> dict[str, int]:
         """The usage, for the request log."""
-        done = self.finished
-        return {"prompt": done.prompt_tokens, "images": len(self._drawn), "steps": done.steps}
+        steps = self.finished.steps
+        return {"prompt": self.started.prompt_tokens, "images": len(self._pictures), "steps": steps}

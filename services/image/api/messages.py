@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from allm.image.v1 import image_pb2, image_service_pb2
@@ -10,9 +11,13 @@ from google.protobuf.message import Message
 from services.errors import InvalidRequest
 from services.image.api import limits
 from services.image.api.gallery import Gallery
+from services.image.engine.messages import Progress
 from services.image.image_request import FileKind, ImageRequest
-from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
-from services.image.recipe import Parameters
+from services.image.images import Event, PictureFile, Started
+
+REST: Mapping[str, str] = {"width": "size", "height": "size", "count": "n", "negative": "negative_prompt"}
+TYPED: Mapping[str, str] = {"size": "width", "n": "count", "negative": "negative_prompt"}
+
 
 Stream = (
     image_service_pb2.StreamGenerateImageRequest
@@ -39,7 +44,7 @@ def read_generate(
     """Reads a generation request. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
-        **_news(request),
+        **_streaming_fields(request),
         task="generate",
         prompt=limits.check_prompt(request.prompt),
     )
@@ -51,7 +56,7 @@ def read_edit(
     """Reads an edit request. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
-        **_news(request),
+        **_streaming_fields(request),
         task="edit",
         prompt=limits.check_prompt(request.prompt),
         image=limits.check_file(request.image, limit_bytes, "image"),
@@ -66,7 +71,7 @@ def read_variation(
     """Reads a variation request. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
-        **_news(request),
+        **_streaming_fields(request),
         task="vary",
         image=limits.check_file(request.image, limit_bytes, "image"),
         strength=_number(request.strength) if request.HasField("strength") else None,
@@ -94,7 +99,7 @@ def _common(config: image_pb2.ImageConfig) -> dict[str, Any]:
     }
 
 
-def _news(request: Message) -> dict[str, Any]:
+def _streaming_fields(request: Message) -> dict[str, Any]:
     """Returns the fields for previews and progress, which only streaming requests have."""
     if not isinstance(request, Stream):
         return {}
@@ -111,19 +116,19 @@ def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
         return None
     if width is None or height is None:
         missing = "width" if width is None else "height"
-        raise InvalidRequest(f"'{missing}' is missing: width and height come together.", param=missing)
+        raise InvalidRequest(f"'{missing}' is missing: set both width and height.", param=missing)
     return width, height
 
 
-def image_message(drawn: Drawn) -> image_pb2.Image:
+def image_message(picture: PictureFile) -> image_pb2.Image:
     """Converts a picture."""
     return image_pb2.Image(
-        index=drawn.index,
-        data=drawn.data,
-        format=_FORMATS[drawn.kind],
-        width=drawn.width,
-        height=drawn.height,
-        seed=drawn.seed,
+        index=picture.index,
+        data=picture.data,
+        format=_FORMATS[picture.kind],
+        width=picture.width,
+        height=picture.height,
+        seed=picture.seed,
     )
 
 
@@ -131,37 +136,38 @@ def answer_fields(gallery: Gallery) -> dict[str, Any]:
     """Returns the fields that all unary answers share."""
     return {
         "model": gallery.started.model_id,
-        "images": [image_message(drawn) for drawn in gallery.pictures],
-        "parameters": _parameters(gallery.started.parameters),
-        "usage": _usage(gallery.finished),
+        "images": [image_message(picture) for picture in gallery.pictures],
+        "parameters": _parameters(gallery.started),
+        "usage": _usage(gallery),
     }
 
 
-def event_fields(event: Event) -> dict[str, Any]:
-    """Converts an event to the field that it has in all streaming answers."""
+def event_fields(event: Event, gallery: Gallery) -> dict[str, Any]:
+    """Converts an event to the field that it has in all streaming answers. The gallery has the event already."""
     if isinstance(event, Started):
-        parameters = _parameters(event.parameters)
-        return {"started": image_service_pb2.ImageStarted(model=event.model_id, parameters=parameters)}
+        return {"started": image_service_pb2.ImageStarted(model=event.model_id, parameters=_parameters(event))}
     if isinstance(event, Progress):
         return {"progress": image_service_pb2.ImageProgress(step=event.step, steps=event.steps)}
-    if isinstance(event, Partial):
-        return {"partial": image_service_pb2.PartialImage(number=event.number, image=image_message(event.drawn))}
-    if isinstance(event, Done):
-        return {"image": image_message(event.drawn)}
-    return {"finished": image_service_pb2.ImageFinished(usage=_usage(event))}
+    if isinstance(event, PictureFile):
+        image = image_message(event)
+        if event.partial is None:
+            return {"image": image}
+        return {"partial": image_service_pb2.PartialImage(number=event.partial, image=image)}
+    return {"finished": image_service_pb2.ImageFinished(usage=_usage(gallery))}
 
 
-def _parameters(drawn: Parameters) -> image_pb2.ImageParameters:
+def _parameters(started: Started) -> image_pb2.ImageParameters:
     return image_pb2.ImageParameters(
-        width=drawn.width,
-        height=drawn.height,
-        seed=drawn.seed,
-        steps=drawn.steps,
-        guidance=drawn.guidance,
-        scheduler=drawn.scheduler,
-        strength=drawn.strength,
+        width=started.parameters.width,
+        height=started.parameters.height,
+        seed=started.seed,
+        steps=started.parameters.steps,
+        guidance=started.parameters.guidance,
+        scheduler=started.parameters.scheduler,
+        strength=started.parameters.strength,
     )
 
 
-def _usage(finished: Finished) -> image_pb2.ImageUsage:
-    return image_pb2.ImageUsage(prompt_tokens=finished.prompt_tokens, steps=finished.steps, seconds=finished.seconds)
+def _usage(gallery: Gallery) -> image_pb2.ImageUsage:
+    done = gallery.finished
+    return image_pb2.ImageUsage(prompt_tokens=gallery.started.prompt_tokens, steps=done.steps, seconds=done.seconds)

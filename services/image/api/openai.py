@@ -12,26 +12,25 @@ from typing import Any
 
 from services.image.api.gallery import Gallery
 from services.image.api.openai_request import Answer
-from services.image.images import Drawn, Finished, Partial
+from services.image.images import PictureFile
 from services.image.loaded import TILE
-from services.image.recipe import Parameters
 
 PREFIXES = {"generate": "image_generation", "edit": "image_edit", "vary": "image_edit"}
 
 
 def response_object(gallery: Gallery, answer: Answer, urls: list[str]) -> dict[str, Any]:
     """Builds a whole response; `urls` are its pictures' URLs, empty for base64. The `seed` fields are an extension."""
-    drawn = gallery.pictures
+    pictures = gallery.pictures
     found: dict[str, Any] = {
         "created": int(time.time()),
         "background": "opaque",
         "data": [
             {"url": urls[at], "seed": each.seed} if urls else {"b64_json": base64_of(each), "seed": each.seed}
-            for at, each in enumerate(drawn)
+            for at, each in enumerate(pictures)
         ],
-        "output_format": drawn[0].kind,
-        "size": _size(drawn[0]),
-        "usage": usage_object(gallery.finished, gallery.started.parameters, answer, len(drawn)),
+        "output_format": pictures[0].kind,
+        "size": _size(pictures[0]),
+        "usage": usage_object(gallery, answer, len(pictures)),
     }
     if answer.quality:  # None if the request sets its steps; `auto` is the same as `medium`
         found["quality"] = "medium" if answer.quality == "auto" else answer.quality
@@ -40,28 +39,29 @@ def response_object(gallery: Gallery, answer: Answer, urls: list[str]) -> dict[s
     return found
 
 
-def partial_event(partial: Partial, answer: Answer) -> tuple[str, dict[str, Any]]:
+def partial_event(partial: PictureFile, answer: Answer) -> tuple[str, dict[str, Any]]:
     """Returns the name and object of a preview event."""
     name = f"{PREFIXES[answer.task]}.partial_image"
-    return name, _event(name, partial.drawn, answer) | {"partial_image_index": partial.number}
+    return name, _event(name, partial, answer) | {"partial_image_index": partial.partial}
 
 
-def completed_event(drawn: Drawn, gallery: Gallery, answer: Answer) -> tuple[str, dict[str, Any]]:
+def completed_event(picture: PictureFile, gallery: Gallery, answer: Answer) -> tuple[str, dict[str, Any]]:
     """Returns the name and object of the event with the finished picture."""
     name = f"{PREFIXES[answer.task]}.completed"
-    event = _event(name, drawn, answer)
-    event["usage"] = usage_object(gallery.finished, gallery.started.parameters, answer, 1)
-    event["seed"] = drawn.seed
+    event = _event(name, picture, answer)
+    event["usage"] = usage_object(gallery, answer, 1)
+    event["seed"] = picture.seed
     if answer.safety_identifier:
         event["safety_identifier"] = answer.safety_identifier
     return name, event
 
 
-def usage_object(finished: Finished, drawn: Parameters, answer: Answer, count: int) -> dict[str, Any]:
+def usage_object(gallery: Gallery, answer: Answer, count: int) -> dict[str, Any]:
     """Builds the usage object in OpenAI's fields; an input image counts as input tokens."""
-    tiles = -(-drawn.width // TILE) * -(-drawn.height // TILE)
+    size = gallery.started.parameters
+    tiles = -(-size.width // TILE) * -(-size.height // TILE)
     given = 0 if answer.task == "generate" else tiles
-    text = finished.prompt_tokens
+    text = gallery.started.prompt_tokens
     return {
         "input_tokens": text + given,
         "input_tokens_details": {"image_tokens": given, "text_tokens": text},
@@ -71,22 +71,22 @@ def usage_object(finished: Finished, drawn: Parameters, answer: Answer, count: i
     }
 
 
-def base64_of(drawn: Drawn) -> str:
+def base64_of(picture: PictureFile) -> str:
     """Returns a picture's file as base64."""
-    return base64.b64encode(drawn.data).decode()
+    return base64.b64encode(picture.data).decode()
 
 
-def _event(name: str, drawn: Drawn, answer: Answer) -> dict[str, Any]:
+def _event(name: str, picture: PictureFile, answer: Answer) -> dict[str, Any]:
     return {
         "type": name,
-        "b64_json": base64_of(drawn),
+        "b64_json": base64_of(picture),
         "background": "opaque",
         "created_at": int(time.time()),
-        "output_format": drawn.kind,
+        "output_format": picture.kind,
         "quality": answer.quality or "auto",
-        "size": _size(drawn),
+        "size": _size(picture),
     }
 
 
-def _size(drawn: Drawn) -> str:
-    return f"{drawn.width}x{drawn.height}"
+def _size(picture: PictureFile) -> str:
+    return f"{picture.width}x{picture.height}"

@@ -97,7 +97,7 @@ def read_generation(body: httpbody_pb2.HttpBody) -> tuple[Answer, ImageRequest]:
     """
     asked = decode(body, Asked)
     if asked.strength is not None:
-        raise InvalidRequest("'strength' needs an image to draw over.", param="strength")
+        raise InvalidRequest("'strength' needs an image to edit.", param="strength")
     return _read(asked, "generate", b"", b"")
 
 
@@ -163,7 +163,7 @@ def _answer(asked: Asked, task: Task) -> Answer:
             "'response_format' url is not supported with 'stream': events carry b64_json.", param="stream"
         )
     if stream and (asked.n or 1) != 1:
-        raise Unsupported("'stream' needs 'n' 1: events do not tell which image they are of.", param="n")
+        raise Unsupported("'stream' needs 'n' 1: events do not say which image they belong to.", param="n")
     if asked.partial_images and not stream:
         raise InvalidRequest("'partial_images' needs 'stream' true.", param="partial_images")
     quality = _one_of("quality", asked.quality, QUALITIES, "auto")
@@ -188,7 +188,9 @@ def _output(asked: Asked) -> Output:
 
 def _check_background(asked: Asked) -> None:
     if asked.background == "transparent":
-        raise Unsupported("'background' transparent is not supported: images here have no alpha.", param="background")
+        raise Unsupported(
+            "'background' transparent is not supported: this server's images have no alpha.", param="background"
+        )
     _one_of("background", asked.background, {"auto": "auto", "opaque": "opaque"}, "auto")
 
 

@@ -10,25 +10,27 @@ from google.protobuf.message import Message
 
 from services.image.api.gallery import Gallery
 from services.image.api.messages import (
+    TYPED,
     answer_fields,
     event_fields,
     read_edit,
     read_generate,
     read_variation,
 )
-from services.image.api.parameter_names import TYPED
 from services.image.api.upload_room import UploadRoom
 from services.image.image_request import ImageRequest
 from services.image.images import Event, Images
-from services.rest.parameter_names import called
+from services.image.manager import ImageModels
+from services.rest.openai.body import called
 from services.rpc.call import Call, typed
 
 
 class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     """The typed image API."""
 
-    def __init__(self, images: Images, limit_bytes: int, room: UploadRoom) -> None:
+    def __init__(self, models: ImageModels, images: Images, limit_bytes: int, room: UploadRoom) -> None:
         """`limit_bytes`: the largest accepted file; `room`: the memory for the files of all requests."""
+        self._models = models
         self._images = images
         self._limit_bytes = limit_bytes
         self._room = room
@@ -93,7 +95,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         async with self._events(wanted, call) as events:
             async for event in events:
                 gallery.add(event)
-                await call.send(answer(**event_fields(event)))
+                await call.send(answer(**event_fields(event, gallery)))
         call.facts["usage"] = gallery.facts
 
     @asynccontextmanager
@@ -101,6 +103,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         """Runs the request for the duration of the block. Raises Overloaded if its files do not fit in memory."""
         with self._room.share() as share, called(TYPED):
             share.take(len(wanted.image) + len(wanted.mask))
-            call.model = await self._images.model_id(wanted.model)
-            async with self._images.generate(wanted, call.client) as events:
+            stored = await self._models.find(wanted.model)
+            call.model = stored.id
+            async with self._images.generate(stored, wanted, call.client) as events:
                 yield events

@@ -35,8 +35,7 @@ class UploadRoom:
         """Reserves bytes for a share. Raises Overloaded if they do not fit."""
         if self._taken + count > self._most_bytes:
             raise Overloaded(
-                f"pictures of {self._taken} bytes are here already, and there is room for {self._most_bytes} "
-                "(ALLM_IMAGE_UPLOAD_BYTES)",
+                f"uploads in progress use {self._taken} of {self._most_bytes} bytes (ALLM_IMAGE_UPLOAD_BYTES)",
                 retry_after=RETRY_SECONDS,
             )
         self._taken += count

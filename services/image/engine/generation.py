@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.image.engine.limits import mode_of
-from services.image.engine.messages import Generate
-from services.image.engine.runtime import Draft, Recipe
+from services.image.engine.messages import Draft, Generate
 
 
 @dataclass(slots=True)
@@ -22,21 +20,13 @@ class _Image:
 class Generation:
     """A checked request and its images."""
 
-    def __init__(self, request: Generate, default_scheduler: str) -> None:
-        self._request = request
-        self.number = request.request
+    def __init__(self, request: Generate) -> None:
+        self._generate = request
+        self.request = request.request
         self.client = request.client
         self.deadline = math.inf if request.deadline is None else request.deadline  # on the monotonic clock
-        self.recipe = Recipe(
-            mode=mode_of(request),
-            width=request.width,
-            height=request.height,
-            steps=request.steps,
-            guidance=request.guidance,
-            scheduler=request.scheduler or default_scheduler,
-            strength=1.0 if request.image is None else request.strength,
-            negative=bool(request.negative),
-        )
+        self.parameters = request.parameters
+        self.kind = request.parameters, request.draft.mode, bool(request.draft.negative)  # equal in all of a batch
         self.waiting = list(range(request.count))  # indexes of waiting images, the next one first
         self.running = 0  # images in the current batch
         self.alone = False  # its images run one by one, because a batch with them failed
@@ -45,7 +35,7 @@ class Generation:
         self._left = request.count  # images that are not sent yet
         self._images = [_Image() for _ in range(request.count)]
         self._started: float | None = None
-        self._told = 0
+        self._reported = 0
 
     @property
     def done(self) -> bool:
@@ -77,14 +67,8 @@ class Generation:
 
     def draft(self, index: int) -> Draft:
         """Returns the runtime's input for an image."""
-        request = self._request
-        return Draft(
-            prompt=request.prompt,
-            negative=request.negative,
-            seed=(request.seed + index) % 2**64,
-            image=request.image,
-            mask=request.mask,
-        )
+        first = self._generate.draft
+        return replace(first, seed=(first.seed + index) % 2**64)
 
     def stepped(self, index: int, step: int) -> None:
         """Counts a finished step of an image."""
@@ -95,17 +79,17 @@ class Generation:
     def progress(self) -> int | None:
         """Returns the mean of its images' steps if progress is requested and the mean has grown, else None."""
         mean = sum(image.steps for image in self._images) // len(self._images)
-        if not self._request.progress or mean <= self._told:
+        if not self._generate.progress or mean <= self._reported:
             return None
-        self._told = mean
+        self._reported = mean
         return mean
 
     def partial(self, index: int, step: int, steps: int) -> int | None:
         """Returns the number of the preview that is due after a step, and counts it as sent; None if none is due."""
         image = self._images[index]
-        if image.partials >= self._request.partials or step >= steps:
+        if image.partials >= self._generate.partials or step >= steps:
             return None
-        if step < max(1, steps * (image.partials + 1) // (self._request.partials + 1)):
+        if step < max(1, steps * (image.partials + 1) // (self._generate.partials + 1)):
             return None
         image.partials += 1
         return image.partials - 1

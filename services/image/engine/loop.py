@@ -2,7 +2,7 @@
 
 A batch runs from its first step to its last. The loop receives messages between two steps, so that a cancelled request
 costs at most the current step. A batch takes the images that are waiting when it starts; it waits only briefly for more
-(`reunion.py`). The service enforces time limits.
+(`ReturningCallers`). The service enforces time limits.
 """
 
 from __future__ import annotations
@@ -18,21 +18,48 @@ from services.image.engine.messages import (
     Counters,
     Finished,
     Generate,
+    Parameters,
     Phase,
     Picture,
     Progress,
-    Refused,
     Stepped,
     Stop,
 )
-from services.image.engine.reunion import Reunion
-from services.image.engine.runtime import Preview, Recipe, Runtime
-from services.image.engine.turns import Turns
+from services.image.engine.runtime import Preview, Runtime
+from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
 from services.worker.messages import EngineError
+from services.worker.turns import Turns
 
+SHARE = 0.1  # longest wait, as a share of the previous batch's time
+MOST_SECONDS = 1.0
 BEAT_SECONDS = 1.0  # between two heartbeats while no steps run
-
 LoopInbox = queue.SimpleQueue[Generate | Cancel | Stop]
+
+
+class ReturningCallers:
+    """Counts the callers of the previous batch that have not come back yet. A batch never waits for a lone caller.
+
+    Callers often send the next request once they have their images. Without the wait, the first of four to come back
+    would get a batch of its own and the other three the next one: two batches instead of one.
+    """
+
+    def __init__(self) -> None:
+        self._missing = 0
+        self._until = 0.0
+
+    def batch_ended(self, callers: int, seconds: float) -> None:
+        """Records the end of a batch: the number of requests it finished and the seconds it took."""
+        self._missing = callers
+        self._until = time.monotonic() + min(SHARE * seconds, MOST_SECONDS)
+
+    def request_arrived(self) -> None:
+        """Counts a new request."""
+        self._missing -= 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the next batch may still wait; 0.0 if all callers are back or the time is up."""
+        return max(0.0, self._until - time.monotonic()) if self._missing > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,81 +70,62 @@ class _Row:
     index: int  # in its request
 
 
-class BatchLoop:
+class BatchLoop(WorkerLoop[Generate | Cancel]):
     """Runs the checked requests of one loaded model. `send` sends a message to the service."""
 
     def __init__(self, runtime: Runtime, inbox: LoopInbox, send: Callable[[object], None]) -> None:
+        super().__init__(inbox, send)
         self._runtime = runtime
-        self._inbox = inbox
-        self._send = send
         self._images = runtime.ready.batch_images  # batch limit, in images of the model's default size
         self._generations: dict[int, Generation] = {}
         self._turns = Turns()
-        self._reunion = Reunion()
-        self._stopped = False
+        self._returning = ReturningCallers()
         self._rows: list[_Row] = []  # of the running batch
         self._steps = 0
         self._reported: Counters | None = None
-        self._phases: list[Phase] = []
         self._beaten = 0.0
 
-    def run(self) -> None:
-        """Serves until a Stop arrives."""
-        while self.turn():
-            pass
+    def _is_idle(self) -> bool:
+        return not self._generations
 
-    def turn(self) -> bool:
-        """Runs one turn of the loop, at most one batch; waits for a message when idle."""
-        self._take_messages(0.0 if self._generations else None)
+    def _advance(self) -> None:
         self._gather()
         self._expire()
         if not self._stopped and self._generations:
             self._compute()
         self._report()
-        return not self._stopped
 
     # --- incoming messages
 
-    def _take_messages(self, seconds: float | None = 0.0) -> None:
-        """Receives all queued messages; waits up to `seconds` for the first one, indefinitely for None."""
-        while not self._stopped:
-            try:
-                message = self._inbox.get(seconds != 0.0, seconds)
-            except queue.Empty:
-                return
-            seconds = 0.0
-            if isinstance(message, Stop):
-                self._stopped = True
-            elif isinstance(message, Generate):
-                default = self._runtime.ready.default_scheduler
-                self._generations[message.request] = Generation(message, default)
-                self._reunion.meet()
-            elif generation := self._generations.get(message.request):
-                self._forget(generation)
+    def _take(self, message: Generate | Cancel) -> None:
+        if isinstance(message, Generate):
+            self._generations[message.request] = Generation(message)
+            self._returning.request_arrived()
+        elif generation := self._generations.get(message.request):
+            self._forget(generation)
 
     def _gather(self) -> None:
         """Waits for the last batch's callers while images are waiting and the batch has room for more."""
-        while not self._stopped and self._generations and (seconds := self._reunion.seconds):
+        while not self._stopped and self._generations and (seconds := self._returning.seconds):
             if sum(len(one.waiting) for one in self._generations.values()) >= self._images:
                 return
             self._take_messages(seconds)
 
     def _expire(self) -> None:
         """Refuses the requests whose deadlines have passed."""
-        now = time.monotonic()
-        for generation in [one for one in self._generations.values() if one.deadline <= now]:
+        for generation in expired(self._generations.values()):
             self._forget(generation)
-            self._send(Refused(request=generation.number, code="TIMEOUT", message="the caller's deadline has passed"))
+            self._refuse(generation.request, DEADLINE_PASSED)
 
     def _forget(self, generation: Generation) -> None:
         generation.gone = True
-        del self._generations[generation.number]
+        del self._generations[generation.request]
         self._turns.forget(generation, self._generations.values())
 
     # --- a batch
 
     def _choose(self) -> list[_Row]:
-        """Chooses the next batch: the next image in turn, then images with the same recipe, also in turn."""
+        """Chooses the next batch: the next image in turn, then images of the same kind, also in turn."""
         waiting = [one for one in self._generations.values() if one.waiting]
         first = self._turns.next(waiting)
         if first is None:
@@ -125,27 +133,27 @@ class BatchLoop:
         rows = [_Row(first, first.start())]
         if first.alone:
             return rows
-        companions = [one for one in waiting if one.recipe == first.recipe and not one.alone]
-        room = self._room(first.recipe)
+        companions = [one for one in waiting if one.kind == first.kind and not one.alone]
+        room = self._room(first.parameters)
         while len(rows) < room and (chosen := self._turns.next(one for one in companions if one.waiting)):
             rows.append(_Row(chosen, chosen.start()))
         return rows
 
-    def _room(self, recipe: Recipe) -> int:
+    def _room(self, parameters: Parameters) -> int:
         """Returns the batch limit for a size: larger images mean fewer of them."""
         own = self._runtime.ready.sizes.width * self._runtime.ready.sizes.height
-        return max(1, min(self._images, self._images * own // (recipe.width * recipe.height)))
+        return max(1, min(self._images, self._images * own // (parameters.width * parameters.height)))
 
     def _compute(self) -> None:
         self._rows = rows = self._choose()
         if not rows:
             return
-        recipe = rows[0].generation.recipe
+        parameters = rows[0].generation.parameters
         drafts = [row.generation.draft(row.index) for row in rows]
         started = time.monotonic()
         self._enter("steps", rows)
         try:
-            pictures = self._runtime.generate(recipe, drafts, self._after_step, self._beat)
+            pictures = self._runtime.generate(parameters, drafts, self._after_step, self._beat)
         except EngineError as error:
             self._fail(error)
         else:
@@ -154,14 +162,14 @@ class BatchLoop:
                 if not row.generation.gone and pixels is not None:
                     self._finish(row, pixels)
         self._enter("queue", [row for row in rows if not row.generation.done])
-        callers = {row.generation.number for row in rows if row.generation.done}
-        self._reunion.part(len(callers), time.monotonic() - started)
+        callers = {row.generation.request for row in rows if row.generation.done}
+        self._returning.batch_ended(len(callers), time.monotonic() - started)
         self._rows = []
 
     def _enter(self, phase: str, rows: Collection[_Row]) -> None:
         """Records a phase for the service's tracing; it is sent with the end of the next step."""
         now = time.monotonic()
-        self._phases += [Phase(number, phase, now) for number in {row.generation.number: row for row in rows}]
+        self._phases += [Phase(number, phase, now) for number in {row.generation.request: row for row in rows}]
 
     def _after_step(self, step: int, steps: int, preview: Preview) -> Collection[int]:
         self._take_messages()
@@ -173,10 +181,10 @@ class BatchLoop:
         for place in wanted:
             self._rows[place].generation.stepped(self._rows[place].index, step)
         for generation in {
-            self._rows[place].generation.number: self._rows[place].generation for place in wanted
+            self._rows[place].generation.request: self._rows[place].generation for place in wanted
         }.values():
             if (mean := generation.progress()) is not None:
-                self._send(Progress(generation.number, mean, steps))
+                self._send(Progress(generation.request, mean, steps))
         self._show(wanted, step, steps, preview)
         if step == steps:  # only decoding to pixels follows
             self._enter("decode", [self._rows[place] for place in wanted])
@@ -200,15 +208,15 @@ class BatchLoop:
     # --- outgoing messages
 
     def _picture(self, row: _Row, pixels: bytes, partial: int | None) -> None:
-        recipe = row.generation.recipe
-        self._send(Picture(row.generation.number, row.index, partial, recipe.width, recipe.height, pixels))
+        size = row.generation.parameters
+        self._send(Picture(row.generation.request, row.index, partial, size.width, size.height, pixels))
 
     def _finish(self, row: _Row, pixels: bytes) -> None:
         generation = row.generation
         self._picture(row, pixels, None)
         generation.finish(row.index)
         if generation.done:
-            self._send(Finished(generation.number, generation.seconds, generation.computed))
+            self._send(Finished(generation.request, generation.seconds, generation.computed))
             self._forget(generation)
 
     def _fail(self, error: EngineError) -> None:
@@ -218,14 +226,12 @@ class BatchLoop:
         if len(self._rows) == 1:
             for generation in [row.generation for row in rows]:
                 self._forget(generation)
-                self._send(
-                    Refused(request=generation.number, code=error.code, message=error.message, param=error.param)
-                )
+                self._refuse(generation.request, error)
             return
         if error.code == "OUT_OF_MEMORY":
             own = self._runtime.ready.sizes.width * self._runtime.ready.sizes.height
-            recipe = self._rows[0].generation.recipe
-            fewer = len(self._rows) // 2 * recipe.width * recipe.height // own
+            size = self._rows[0].generation.parameters
+            fewer = len(self._rows) // 2 * size.width * size.height // own
             self._images = max(1, min(self._images - 1, fewer))
         for row in rows:
             row.generation.give_back(row.index)

@@ -11,6 +11,7 @@ __all__ = [
     "Accepted",
     "Cancel",
     "Counters",
+    "Draft",
     "EngineOptions",
     "Failed",
     "Finished",
@@ -21,10 +22,11 @@ __all__ = [
     "Loading",
     "Lora",
     "Mode",
+    "Parameters",
     "Phase",
     "Picture",
+    "PipelineReady",
     "Progress",
-    "Ready",
     "Refused",
     "Sizes",
     "Stepped",
@@ -54,6 +56,7 @@ class EngineOptions:
     loras: tuple[Lora, ...] = ()
     threads: int
     gpu: bool
+    device: str = ""  # the kind of the GPU: cuda or mps; empty: cuda
     dtype: str = "auto"  # auto, float32, float16 or bfloat16
     batch_images: int = 0  # most images that are computed together
 
@@ -88,7 +91,7 @@ class GuidanceRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class PipelineReady:
     """The model is loaded."""
 
     family: str  # the pipeline's class, from model_index.json
@@ -96,7 +99,7 @@ class Ready:
     default_steps: int
     max_steps: int
     guidance: GuidanceRange
-    schedulers: list[str]  # allowed values of `Generate.scheduler`
+    schedulers: list[str]  # allowed values of `Parameters.scheduler`
     default_scheduler: str  # one of `schedulers`
     prompt_tokens: int  # most tokens of a prompt, without special tokens; of the encoder with the lowest limit
     modes: list[Mode]
@@ -107,23 +110,44 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
-    """A request for images. The service has filled in the defaults that Ready names."""
+class Parameters:
+    """The parameters that all images of a batch share, with the defaults of PipelineReady filled in."""
 
-    request: int
-    client: str
-    prompt: str
-    negative: str = ""  # negative prompt; empty: none
-    width: int
+    width: int  # pixels
     height: int
-    count: int = 1  # images
-    seed: int  # of the first image, 0 to 2**64 - 1; each further image adds one
     steps: int
     guidance: float
-    scheduler: str = ""  # empty: the model's default
-    strength: float = 1.0  # with an image: how much of it is repainted, above 0 to 1
+    scheduler: str  # one of `PipelineReady.schedulers`
+    strength: float | None = None  # how much of the input image is repainted, above 0 to 1; None: no input image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The input of one image."""
+
+    prompt: str
+    negative: str = ""  # negative prompt; empty: none
+    seed: int  # 0 to 2**64 - 1
     image: bytes | None = None  # the input image: width x height RGB
     mask: bytes | None = None  # width x height bytes: 255 is repainted, 0 is kept; only with an image
+
+    @property
+    def mode(self) -> Mode:
+        """The mode: an image without a mask is changed everywhere."""
+        if self.image is None:
+            return "text_to_image"
+        return "image_to_image" if self.mask is None else "inpainting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """A request for images."""
+
+    request: int = 0  # its number, set when it is sent
+    client: str
+    parameters: Parameters
+    draft: Draft  # the first image; the seed of each further image is one higher
+    count: int = 1  # images
     partials: int = 0  # most previews of each image, 0 to MAX_PARTIALS
     progress: bool = False  # send Progress messages
     deadline: float | None = None  # of the caller, on the monotonic clock
@@ -186,4 +210,5 @@ class Stepped:
 
 
 ToWorker = Load | Generate | Cancel | Stop
-FromWorker = Loading | Ready | Failed | Refused | Accepted | Progress | Picture | Finished | Stepped
+Result = Accepted | Progress | Picture | Finished
+FromWorker = Loading | PipelineReady | Failed | Refused | Result | Stepped

@@ -10,36 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.image.engine.messages import EngineOptions, Mode, Ready
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """The parameters that all images of a batch share."""
-
-    mode: Mode
-    width: int  # pixels
-    height: int
-    steps: int
-    guidance: float
-    scheduler: str  # one of `Ready.schedulers`
-    strength: float  # 1.0 for text_to_image
-    negative: bool  # the images have negative prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """The input of one image."""
-
-    prompt: str
-    negative: str
-    seed: int
-    image: bytes | None  # width x height RGB
-    mask: bytes | None  # width x height: 255 is repainted
+from services.image.engine.messages import Draft, EngineOptions, Parameters, PipelineReady
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PromptLength:
     """A prompt's tokens and the limit of the text encoder that has the least room left."""
 
     tokens: int  # without special tokens
@@ -63,15 +38,15 @@ class AfterStep(Protocol):
 class Runtime(Protocol):
     """A loaded model."""
 
-    ready: Ready
+    ready: PipelineReady
 
-    def fit(self, prompt: str) -> Fit:
+    def fit(self, prompt: str) -> PromptLength:
         """Counts a prompt's tokens."""
 
     def generate(
-        self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
+        self, parameters: Parameters, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
     ) -> list[bytes | None]:
-        """Computes images together. Returns the RGB of each, None for those that are no longer wanted.
+        """Computes drafts of one mode together. Returns the RGB of each, None for those that are no longer wanted.
 
         Stops immediately when no image is wanted. Calls `beat` now and then while no steps run: while prompts are
         encoded and pixels decoded.

@@ -2,11 +2,58 @@
 
 from __future__ import annotations
 
-from services.errors import Internal, InvalidRequest
-from services.image.pictures.codecs import Codecs
-from services.image.pictures.coding.messages import Decode, Decoded, Encode, Encoded, Refused
-from services.sandbox.start import ConfinedGone
+import asyncio
+from typing import TypeVar
+
+from services.errors import Internal, InvalidRequest, Timeout
+from services.image.pictures.coding.messages import Allow, Decode, Decoded, Encode, Encoded, FromCodec
+from services.sandbox.messages import Refused
+from services.sandbox.pool import ProcessPool
+from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.settings.settings import ImageSettings
+
+MODULE = "services.image.pictures.coding"
+FILES = 500  # files before a process is replaced, which bounds what its libraries leak
+
+A = TypeVar("A", Decoded, Encoded)
+
+
+class Codecs:
+    """Processes up to `most` files concurrently; `queue` more may wait."""
+
+    def __init__(self, *, most: int, queue: int, max_pixels: int, seconds: float) -> None:
+        """`seconds`: the time limit of a file, including the start of a process."""
+        program = ConfinedProgram(
+            module=MODULE,
+            messages=FromCodec,
+            name="picture codec",
+            kind="the picture codec",
+            first=Allow(max_pixels),
+            most_orders=FILES,
+        )
+        self.pool: ProcessPool[FromCodec] = ProcessPool(
+            lambda: ConfinedProcess.start(program),
+            most=most,
+            queue=queue,
+            seconds=seconds,
+            busy=lambda waiting: f"{most} pictures are being processed and {waiting} wait (ALLM_IMAGE_QUEUE)",
+        )
+        self._seconds = seconds
+
+    async def run(self, order: Decode | Encode, kind: type[A]) -> A | Refused:
+        """Reads or writes a file. If the task is cancelled, the process takes no other file.
+
+        Raises:
+            ConfinedGone: the file killed its process.
+            Overloaded: all processes are busy and the queue is full.
+            Timeout: the file took too long.
+        """
+        async with self.pool.slot():
+            try:
+                async with asyncio.timeout(self._seconds), self.pool.process(order) as process:
+                    return await process.answer(kind, Refused)
+            except TimeoutError as error:
+                raise Timeout(f"a picture took longer than {self._seconds:g} seconds to be read or written") from error
 
 
 class Pictures:
@@ -25,18 +72,18 @@ class Pictures:
 
     async def start(self) -> None:
         """Starts the first processes. Raises Unsupported if pictures cannot be read here, and Internal."""
-        await self._readers.start()
-        await self._writers.start()
+        await self._readers.pool.start()
+        await self._writers.pool.start()
 
     async def close(self) -> None:
         """Ends all idle processes."""
-        await self._readers.close()
-        await self._writers.close()
+        await self._readers.pool.close()
+        await self._writers.pool.close()
 
     @property
     def processes(self) -> list[int]:
         """Process ids of the idle processes, readers first."""
-        return self._readers.processes + self._writers.processes
+        return self._readers.pool.processes + self._writers.pool.processes
 
     async def decode(self, order: Decode) -> Decoded:
         """Decodes an upload to pixels.
@@ -44,26 +91,22 @@ class Pictures:
         Raises:
             InvalidRequest: the upload is no picture, damaged, or too large; `param` is image or mask.
             Overloaded, Timeout: too many uploads are being read, or this one takes too long.
+            Internal: no process stays alive until it begins with the upload.
         """
         try:
-            answer = await self._readers.run(order)
+            answer = await self._readers.run(order, Decoded)
         except ConfinedGone as gone:
-            if not gone.begun:
-                raise Internal("no picture codec stays alive: the service's log says why") from gone
-            raise InvalidRequest("'image' cannot be decoded: it ends its decoder.", param="image") from gone
+            raise InvalidRequest("'image' cannot be decoded: it crashes the decoder.", param="image") from gone
         if isinstance(answer, Refused):
             raise InvalidRequest(answer.message, param=answer.param or "image")
-        if isinstance(answer, Encoded):
-            raise Internal("a picture codec wrote where it should read")
         return answer
 
     async def encode(self, order: Encode) -> bytes:
         """Encodes a result as a file. Raises Internal, Overloaded, Timeout."""
         try:
-            answer = await self._writers.run(order)
+            answer = await self._writers.run(order, Encoded)
         except ConfinedGone as gone:
             raise Internal("a picture codec ended while it wrote a result") from gone
-        if not isinstance(answer, Encoded):
-            reason = answer.message if isinstance(answer, Refused) else "it read where it should write"
-            raise Internal(f"a result could not be written: {reason}")
+        if isinstance(answer, Refused):
+            raise Internal(f"a result could not be written: {answer.message}")
         return answer.data

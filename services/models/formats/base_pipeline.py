@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from services.errors import ModelInvalid
-from services.models.formats.architecture import architecture_of
+from services.models.formats.config import architecture_of
 from services.models.formats.diffusers import INDEX, companions, components
 from services.models.formats.document import read_object
-from services.models.formats.listing import missing, place, there
+from services.models.formats.finding import missing, place, there
 from services.models.formats.original_layout import Layout, Tensors
 from services.models.hub.source_tree import FileTree
 from services.models.manifest import Manifest
@@ -38,7 +38,7 @@ def inspect_base(tree: FileTree, layout: Layout, tensors: Tensors) -> Manifest:
             continue
         if component.stem and not layout.holds(component.name, tensors):
             raise ModelInvalid(
-                f"{place(tree)} has a {component.name}, of which a checkpoint of {layout.name} has no weights"
+                f"{place(tree)} has a {component.name}, which a checkpoint of {layout.name} has no weights for"
             )
         if lacking := component.absent(tree):
             absent.append(lacking)
@@ -63,15 +63,15 @@ def _check_unet(tree: FileTree, tensors: Tensors) -> None:
     config = read_object(tree, path)
     outputs, inputs = tensors[_INPUTS].shape[:2]
     widths = config.get("block_out_channels")
-    said = {
+    sizes = {
         "in_channels": (config.get("in_channels"), inputs),
         "block_out_channels": (widths[0] if isinstance(widths, list) and widths else None, outputs),
     }
     keys = next((tensor for name, tensor in tensors.items() if name.endswith(_KEYS)), None)
     if keys is not None and len(keys.shape) > 1:
-        said["cross_attention_dim"] = (config.get("cross_attention_dim"), keys.shape[1])
-    for name, (configured, real) in said.items():
+        sizes["cross_attention_dim"] = (config.get("cross_attention_dim"), keys.shape[1])
+    for name, (configured, real) in sizes.items():
         if type(configured) is int and configured != real:
             raise ModelInvalid(
-                f"{place(tree)} is no base of this checkpoint: {name} in {path} is {configured}, here it is {real}"
+                f"{place(tree)} is not a base of this checkpoint: {name} in {path} is {configured}, here it is {real}"
             )

@@ -42,10 +42,10 @@ def read_checkpoint(tree: FileTree, path: str) -> bool | None:
             data = _pickle(archive, path)
     except (zipfile.BadZipFile, EOFError, RuntimeError, *_DAMAGE) as error:
         size = tree.files[path].size
-        raise ModelInvalid(f"{path} is cut off or no checkpoint; it has {size} bytes: {str(error)[:200]}") from None
+        raise ModelInvalid(f"{path} is cut off or not a checkpoint; it has {size} bytes: {str(error)[:200]}") from None
     except OSError as error:
         raise ModelInvalid(f"{path}: {error.strerror or error}") from error
-    return _look_through(data, path)
+    return _scan_pickle(data, path)
 
 
 class _Bounded(io.RawIOBase):
@@ -85,20 +85,20 @@ def _pickle(archive: zipfile.ZipFile, path: str) -> bytes:
     entries = archive.infolist()
     found = [entry for entry in entries if entry.filename.casefold().rpartition("/")[2] == "data.pkl"]
     if len(found) != 1 or found[0].filename.count("/") != 1 or not found[0].filename.endswith("/data.pkl"):
-        raise ModelInvalid(f"{path} is no checkpoint: it must hold one folder with data.pkl, and holds {len(found)}")
+        raise ModelInvalid(f"{path} is not a checkpoint: it must hold one folder with data.pkl, and holds {len(found)}")
     if any(entry.filename.casefold().endswith("/constants.pkl") for entry in entries):
         raise ModelInvalid(f"{path} is a TorchScript archive, not a checkpoint")
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise ModelInvalid(f"{path} is no checkpoint: {entry.filename[:100]} in it is compressed")
+            raise ModelInvalid(f"{path} is not a checkpoint: {entry.filename[:100]} in it is compressed")
         if entry.header_offset + entry.file_size > archive.start_dir:
-            raise ModelInvalid(f"{path} is corrupt: {entry.filename[:100]} in it goes on past its end")
+            raise ModelInvalid(f"{path} is corrupt: {entry.filename[:100]} in it continues past its end")
     if found[0].file_size > MAX_PICKLE:
         raise ModelInvalid(f"{path}: data.pkl in it has {found[0].file_size} bytes; {MAX_PICKLE} are allowed")
     return archive.read(found[0])
 
 
-def _look_through(data: bytes, path: str) -> bool | None:
+def _scan_pickle(data: bytes, path: str) -> bool | None:
     """Scans the pickle's operations without executing them."""
     words: set[str] = set()
     vocabulary, last = None, None
@@ -113,9 +113,9 @@ def _look_through(data: bytes, path: str) -> bool | None:
             if isinstance(argument, str):
                 words.add(argument)
     except (EOFError, *_DAMAGE) as error:
-        raise ModelInvalid(f"{path} is corrupt: data.pkl in it is no pickle: {str(error)[:200]}") from None
+        raise ModelInvalid(f"{path} is corrupt: data.pkl in it is not a pickle: {str(error)[:200]}") from None
     if not {"dims", "model_state_dict"} <= words:
-        raise ModelInvalid(f"{path} is no Whisper checkpoint: it has no dims and model_state_dict")
+        raise ModelInvalid(f"{path} is not a Whisper checkpoint: it has no dims and model_state_dict")
     return None if vocabulary is None else vocabulary >= MULTILINGUAL
 
 

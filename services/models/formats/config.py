@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from services.models.formats.architecture import architecture_of
+from services.errors import ModelInvalid
 from services.models.formats.document import read_object
 from services.models.hub.source_tree import FileTree
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")  # goes into statuses and messages
 CONFIG = "config.json"
 MAX_TOKENS = 2**31 - 1
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
@@ -33,11 +35,22 @@ _ENCODERS = frozenset(
         "xlm-roberta",
     }
 )
-
-
 # Models whose repository code has been adopted by transformers, under the same model_type.
 _ADOPTED = frozenset({"nemotron_h", "nomic_bert"})
 _DTYPES = frozenset({"auto", "bfloat16", "float16", "float32", "float64"})
+
+
+def architecture_of(value: object, where: str) -> str:
+    """Returns the name if it is valid.
+
+    Raises:
+        ModelInvalid: it is missing or no valid name; the message contains `where`.
+    """
+    if value is None or value == "":
+        raise ModelInvalid(f"{where} is missing: it names the model's architecture")
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ModelInvalid(f"{where} is {reprlib.repr(value)}, which is not the name of an architecture")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,7 @@ def read_config(tree: FileTree) -> Config:
         context_tokens=_first(document, _CONTEXT) or _first(inner, _CONTEXT),
         vocabulary=_first(document, ("vocab_size",)) or _first(inner, ("vocab_size",)),
         quantization=_quantization(document) or _quantization(inner),
-        fault=_own_code(document, model_type) or _strange_numbers(document),
+        fault=_own_code(document, model_type) or _unknown_dtype(document),
     )
 
 
@@ -102,12 +115,12 @@ def _own_code(document: dict[str, Any], model_type: str) -> str:
     return f"auto_map in {CONFIG} asks for code of the model's own, which is never run: {repr(wanted)[:300]}"
 
 
-def _strange_numbers(document: dict[str, Any]) -> str:
+def _unknown_dtype(document: dict[str, Any]) -> str:
     """Returns the fault if config.json names an unknown dtype for the weights; else empty."""
     for key in ("dtype", "torch_dtype"):
-        said = document.get(key)
-        if said is not None and (not isinstance(said, str) or said.removeprefix("torch.") not in _DTYPES):
-            return f"{key} in {CONFIG} is {reprlib.repr(said)}, which is none of {', '.join(sorted(_DTYPES))}"
+        dtype = document.get(key)
+        if dtype is not None and (not isinstance(dtype, str) or dtype.removeprefix("torch.") not in _DTYPES):
+            return f"{key} in {CONFIG} is {reprlib.repr(dtype)}, which is none of {', '.join(sorted(_DTYPES))}"
     return ""
 
 

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.errors import ModelInvalid
-from services.models.formats.adapter import refuse_adapter
-from services.models.formats.architecture import architecture_of
+from services.models.formats.config import architecture_of
 from services.models.formats.document import read_object
-from services.models.formats.finding import Finding
-from services.models.formats.listing import listed, missing, there
+from services.models.formats.finding import Finding, listed, missing, there
+from services.models.formats.lora import refuse_adapter
 from services.models.formats.original_layout import layout_of
 from services.models.formats.safetensors_header import read_tensors
-from services.models.formats.weights import Weights, check_weights, find_weights
+from services.models.formats.safetensors_shards import Weights, check_weights, find_weights
 from services.models.hub.source_tree import FileTree
 
 INDEX = "model_index.json"
@@ -114,7 +113,9 @@ def components(index: dict[str, object]) -> Iterator[Component]:
             case [str(library), str(kind)] if library and kind and _FOLDER.fullmatch(name):
                 yield Component(name, library, kind)
             case value:
-                raise ModelInvalid(f"{INDEX} names {reprlib.repr(name)}: {reprlib.repr(value)}, which is no component")
+                raise ModelInvalid(
+                    f"{INDEX} names {reprlib.repr(name)}: {reprlib.repr(value)}, which is not a component"
+                )
 
 
 def companions(tree: FileTree, component: Component) -> set[str]:
@@ -131,7 +132,7 @@ def _checkpoint(tree: FileTree, file: str) -> Finding:
     if file not in tree.files:
         raise missing(tree, [file])
     if not file.lower().endswith(".safetensors"):
-        raise ModelInvalid(f"{file[:200]}: of single files only .safetensors are read")
+        raise ModelInvalid(f"{file[:200]}: only .safetensors are supported as single files")
     tensors = read_tensors(tree, file)
     layout = layout_of(tensors, file)
     return Finding(
@@ -157,7 +158,7 @@ def _pipeline(tree: FileTree) -> Finding:
     for component in components(index):
         _collect(tree, component, parts)
     if parts.other:
-        raise ModelInvalid(f"{listed(parts.other)}: only safetensors are read, and there are none beside it")
+        raise ModelInvalid(f"{listed(parts.other)}: only safetensors are supported, and the folder has none")
     if parts.absent:
         raise missing(tree, parts.absent)
     if not parts.weights:

@@ -53,7 +53,7 @@ def read_list(tree: FileTree, path: str, limit: int = CONFIG_BYTES) -> list[Any]
     """Reads a JSON list from a file. Raises ModelInvalid as `read_object` does."""
     found = _parse(read_bytes(tree, path, limit), path, strict=False)
     if not isinstance(found, list):
-        raise ModelInvalid(f"{path} is no JSON list")
+        raise ModelInvalid(f"{path} is not a JSON list")
     return found
 
 
@@ -79,7 +79,7 @@ def parse_object(data: bytes, name: str, *, strict: bool) -> dict[str, Any]:
     """
     found = _parse(data, name, strict=strict)
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{name} is no JSON object")
+        raise ModelInvalid(f"{name} is not a JSON object")
     return found
 
 
@@ -91,7 +91,7 @@ def _parse(data: bytes, name: str, *, strict: bool) -> Any:
     except RecursionError:
         raise ModelInvalid(f"{name} is nested too deeply") from None
     except ValueError as error:  # includes UnicodeDecodeError
-        raise ModelInvalid(f"{name} is no valid JSON: {str(error)[:200]}") from None
+        raise ModelInvalid(f"{name} is not valid JSON: {str(error)[:200]}") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise ValueError(f"the key {key[:100]!r} is there twice")
+            raise ValueError(f"the key {key[:100]!r} appears twice")
         seen.add(key)
     return found
 

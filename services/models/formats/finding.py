@@ -1,14 +1,65 @@
-"""The result of a model's inspection."""
+"""The result of a model's inspection, and helpers of all inspections: messages that name files, and parallel reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from services.errors import ModelInvalid
 from services.models.descriptor import Format, Modality, ModelFacts
 from services.models.formats.safetensors_header import Tensor
 from services.models.hub.source_tree import FileTree
 from services.models.manifest import Manifest, ManifestFile
+
+MOST = 10  # most names in a message
+THREADS = 8
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Joins names to `a, b, c`, with `and 5 more` if there are too many."""
+    ordered = sorted(names)
+    shown = ", ".join(name[:200] for name in ordered[:MOST])
+    return f"{shown} and {len(ordered) - MOST} more" if len(ordered) > MOST else shown
+
+
+def place(tree: FileTree) -> str:
+    """Returns the repository or the folder of the files."""
+    return tree.repository or tree.folder
+
+
+def there(tree: FileTree, path: str) -> bool:
+    """True if the file exists and is not empty."""
+    return path in tree.files and tree.files[path].size > 0
+
+
+def require(tree: FileTree, paths: Iterable[str]) -> None:
+    """Checks that these files exist and are not empty.
+
+    Raises:
+        ModelInvalid: some are missing or empty; names all of them.
+    """
+    wanted = [path for path in paths if not there(tree, path)]
+    if wanted:
+        raise missing(tree, wanted)
+
+
+def missing(tree: FileTree, paths: Iterable[str]) -> ModelInvalid:
+    """Builds the error that names missing or empty files."""
+    paths = list(paths)
+    return ModelInvalid(f"{place(tree)}: {listed(paths)} {'are' if len(paths) > 1 else 'is'} missing or empty")
+
+
+def in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """Returns the results in the order of the items. The first failure cancels the rest and is raised."""
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="inspect")
+    try:
+        return list(pool.map(function, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

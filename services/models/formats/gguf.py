@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from services.errors import ModelInvalid, Unsupported
-from services.models.formats.architecture import architecture_of
-from services.models.formats.finding import Finding
+from services.models.formats.config import architecture_of
+from services.models.formats.finding import Finding, in_parallel, listed, place
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header_from
-from services.models.formats.listing import listed, place
-from services.models.formats.parallel import in_parallel
-from services.models.formats.split import Split, require_all, split_of, splits_in
+from services.models.formats.gguf_shards import Split, require_all, split_of, splits_in
 from services.models.hub.source_tree import FileTree
 
 # Architectures of llama.cpp that embed and do not generate.
@@ -59,7 +57,7 @@ def _choose(tree: FileTree, file: str) -> Split:
         raise ModelInvalid(f"{place(tree)}: there is no GGUF file")
     if len(found) > 1:
         names = listed(split.primary for split in found)
-        which = f"which of {len(found)} models is ambiguous: {names}"
+        which = f"the choice among {len(found)} models is ambiguous: {names}"
         raise ModelInvalid(f"{place(tree)}: {which}. Name the file in the source")
     return found[0]
 
@@ -84,13 +82,13 @@ def _check_split(split: Split, headers: list[GgufHeader]) -> None:
     count = len(split.paths)
     for number, (path, header) in enumerate(zip(split.paths, headers, strict=True)):
         default = (0, 1) if count == 1 else (None, None)
-        said = (header.metadata.get("split.no", default[0]), header.metadata.get("split.count", default[1]))
-        if count == 1 and said[1] == 0:  # some writers put this into files that are not split
+        declared = (header.metadata.get("split.no", default[0]), header.metadata.get("split.count", default[1]))
+        if count == 1 and declared[1] == 0:  # some writers put this into files that are not split
             continue
-        if said != (number, count):
+        if declared != (number, count):
             raise ModelInvalid(
-                f"{path} is shard {number + 1} of {count} by its name, but its header says split.no {said[0]} "
-                f"(counted from 0) and split.count {said[1]}"
+                f"{path} is shard {number + 1} of {count} by its name, but its header says split.no {declared[0]} "
+                f"(counted from 0) and split.count {declared[1]}"
             )
     total = headers[0].metadata.get("split.tensors.count")
     held = sum(header.tensors for header in headers)
@@ -102,5 +100,5 @@ def _embeds(header: GgufHeader) -> bool:
     """True for an encoder, or a decoder trained to embed: only these have a pooling type."""
     pooling = header.metadata.get(f"{header.architecture}.pooling_type", _POOLING_NONE)
     if pooling == _POOLING_RANK:
-        raise Unsupported("the model ranks texts (its pooling_type is rank), which is not served", param="source")
+        raise Unsupported("the model ranks texts (its pooling_type is rank), which is not supported", param="source")
     return header.architecture in ENCODERS or (isinstance(pooling, int) and pooling > _POOLING_NONE)

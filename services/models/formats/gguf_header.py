@@ -173,7 +173,7 @@ class _Reader:
         for _ in range(count):
             tensor = self._tensor()
             if tensor.offset % alignment:
-                where = f"at {tensor.offset}, which is no multiple of {alignment}"
+                where = f"at {tensor.offset}, which is not a multiple of {alignment}"
                 raise self._corrupt(f"tensor {tensor.name[:100]!r} begins {where}")
             size = tensor.size
             known = known and size is not None
@@ -260,7 +260,7 @@ class _Reader:
             raise self._corrupt(f"its header is larger than {MAX_HEADER} bytes")
 
     def _cut_off(self) -> GgufError:
-        return GgufError(f"{self._name} is cut off: its header goes on past its {self._size} bytes")
+        return GgufError(f"{self._name} is cut off: its header continues past its {self._size} bytes")
 
     def _corrupt(self, how: str) -> GgufError:
         return GgufError(f"{self._name} is corrupt: {how}")

@@ -1,7 +1,8 @@
 """Inspects a LoRA: one safetensors file with two small factors for each matrix of a model that it changes.
 
 Two naming schemes are known: diffusers' own, with dots as in the model, and that of kohya's scripts, with `_` instead.
-Files with other names are matched only when the model is loaded.
+Files with other names are matched only when the model is loaded. An adapter next to a model's files is refused, because
+transformers would load it into the model automatically.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.errors import ModelInvalid
-from services.models.formats.listing import listed, place
+from services.models.formats.finding import listed, place
 from services.models.formats.safetensors_header import Tensor, read_tensors
 from services.models.hub.source_tree import FileTree
 from services.models.manifest import Manifest
 
+ADAPTER = "adapter_config.json"
 SUFFIX = ".safetensors"
 _DOWN = re.compile(
     r"(?P<module>.+?)(?P<how>[._]lora(?:_linear_layer)?\.down|\.lora_down|\.lora_A)(?P<rest>(?:\.[A-Za-z0-9_]+)?\.weight)"
@@ -41,6 +43,20 @@ _COMPONENTS = frozenset({"unet", "transformer", "text_encoder", "text_encoder_2"
 _KEYS = re.compile(r".*attn2[._](?:processor\.)?to_k")
 _PLAIN_KEYS = ".attn2.to_k.weight"
 Tensors = Mapping[str, Tensor]
+
+
+def refuse_adapter(tree: FileTree, folder: str = "") -> None:
+    """Checks that `folder` (empty, or ends with `/`) holds no adapter.
+
+    Only local folders are checked, because they are used as they are; from a repository only the model's own files are
+    fetched.
+
+    Raises:
+        ModelInvalid: there is an adapter.
+    """
+    path = folder + ADAPTER
+    if tree.folder and path in tree.files:
+        raise ModelInvalid(f"{place(tree)}: {path} would change the model when it is loaded: move it away")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +130,7 @@ def _check_matrices(lora: Lora, model: Mapping[str, Tensors]) -> None:
     matrices = dict(_matrices(model))
     unknown = []
     for name, change in lora.changes.items():
-        shape = matrices.get(_written_out(name))
+        shape = matrices.get(_current_name(name))
         if shape is None:
             if name.partition(".")[0] in _COMPONENTS:
                 unknown.append(name)
@@ -142,7 +158,7 @@ def _matrices(model: Mapping[str, Tensors]) -> Iterable[tuple[str, tuple[int, ..
                     yield prefix + module.replace(".", "_"), tensor.shape
 
 
-def _written_out(name: str) -> str:
+def _current_name(name: str) -> str:
     """Converts older names: diffusers used attention processors' names, transformers had one more level in encoders."""
     name = name.replace(".text_model.", ".").replace("_text_model_", "_")
     return name.replace(".processor.to_out", ".to_out.0").replace(".processor.to_", ".to_")
@@ -159,7 +175,7 @@ def _changes(tensors: Tensors, path: str) -> dict[str, _Change]:
             how = how.replace(old, new)
         up = tensors.get(match["module"] + how + match["rest"])
         if up is None or len(down.shape) < 2 or len(up.shape) < 2:
-            raise ModelInvalid(f"{path} is no LoRA: {name[:200]} has no counterpart")
+            raise ModelInvalid(f"{path} is not a LoRA: {name[:200]} has no counterpart")
         if down.shape[0] != up.shape[1]:
             raise ModelInvalid(
                 f"{path} is corrupt: {name[:200]} has rank {down.shape[0]}, its counterpart {up.shape[1]}"
@@ -167,9 +183,9 @@ def _changes(tensors: Tensors, path: str) -> dict[str, _Change]:
         found[match["module"]] = _Change(inputs=down.shape[1], outputs=up.shape[0])
     for mark, kind in _OTHERS.items():
         if any(mark in name for name in tensors):
-            raise ModelInvalid(f"{path} holds {kind}, which is not LoRA and not read here")
+            raise ModelInvalid(f"{path} holds {kind}, which is not LoRA and not supported")
     if not found:
-        raise ModelInvalid(f"{path} is no LoRA: it has no pairs of small matrices, such as lora_A and lora_B")
+        raise ModelInvalid(f"{path} is not a LoRA: it has no pairs of small matrices, such as lora_A and lora_B")
     return found
 
 

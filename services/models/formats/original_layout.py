@@ -61,12 +61,12 @@ def layout_of(tensors: Tensors, path: str) -> Layout:
     """
     for mark, what in _OTHERS.items():
         if any(mark in name for name in tensors):
-            raise Unsupported(f"{path} is {what}, which is not read from a single file", param="source")
+            raise Unsupported(f"{path} is {what}, which cannot be read from a single file", param="source")
     layout = _stable_diffusion(tensors, path) if _INPUT in tensors else _transformer(tensors)
     if layout is None:
         known = "Stable Diffusion 1.x, 2.x, XL, 3 and 3.5, and Flux"
         raise Unsupported(
-            f"{path} is no checkpoint in a layout that is known here, which are the original ones of {known}. "
+            f"{path} is not a checkpoint in a known layout, such as the original ones of {known}. "
             "A pipeline of diffusers is registered as a folder, a LoRA with a model that it belongs to",
             param="source",
         )

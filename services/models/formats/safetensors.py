@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Iterable, Mapping
 
-from services.errors import InvalidRequest, ModelInvalid
-from services.models.formats.adapter import refuse_adapter
+from services.errors import InvalidRequest, ModelInvalid, Unsupported
 from services.models.formats.config import CONFIG, read_config
-from services.models.formats.finding import Finding
-from services.models.formats.listing import missing, place, there
-from services.models.formats.modules import MODULES, find_modules, input_limit
+from services.models.formats.document import read_list, read_object
+from services.models.formats.finding import Finding, missing, place, there
+from services.models.formats.lora import refuse_adapter
 from services.models.formats.safetensors_header import Tensor
-from services.models.formats.weights import INDEX, WHOLE, check_weights, find_weights
+from services.models.formats.safetensors_shards import INDEX, WHOLE, Weights, check_weights, find_weights
 from services.models.hub.source_tree import FileTree
 from services.models.manifest import ManifestFile
 
+MODULES = "modules.json"
+INPUTS = "sentence_bert_config.json"
+MAX_MODULES = 32
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 TOKENIZER = "tokenizer.json"
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 # Optional files that runtimes read. No other file of the folder belongs to the model: no weights in other formats, no
@@ -27,6 +33,58 @@ COMPANIONS = frozenset(
     config_sentence_transformers.json sentence_bert_config.json hf_quant_config.json quantize_config.json
     """.split()  # noqa: SIM905 (twenty quoted words are harder to read)
 )
+
+
+def find_modules(tree: FileTree) -> tuple[list[str], list[Weights]]:
+    """Returns the paths of all files in the modules' folders, and their weights; empty without modules.json.
+
+    Raises:
+        ModelInvalid: modules.json is invalid, or a module lacks files.
+        Unsupported: no runtime supports a module's class; names it.
+    """
+    if MODULES not in tree.files:
+        return [], []
+    files: list[str] = []
+    weights: list[Weights] = []
+    absent: list[str] = []
+    for folder, kind in _folders(tree):
+        config, own = f"{folder}/config.json", f"{folder}/{WHOLE}"
+        files += [path for path in (config, own) if path in tree.files]
+        if own in tree.files:
+            weights.append(Weights((own,)))
+        elif kind == "Dense":
+            absent.append(own)
+        if kind in ("Dense", "Pooling") and config not in tree.files:
+            absent.append(config)
+    if absent:
+        raise missing(tree, absent)
+    return files, weights
+
+
+def input_limit(tree: FileTree) -> int:
+    """Returns the most tokens of an input, if the publishers set a limit below the architecture's; else 0."""
+    limit = read_object(tree, INPUTS).get("max_seq_length") if INPUTS in tree.files else None
+    return limit if type(limit) is int and limit > 0 else 0
+
+
+def _folders(tree: FileTree) -> list[tuple[str, str]]:
+    """Returns the folder and class of every module that has a folder."""
+    modules = read_list(tree, MODULES)
+    if len(modules) > MAX_MODULES:
+        raise ModelInvalid(f"{MODULES} names {len(modules)} modules; {MAX_MODULES} are allowed")
+    found = []
+    for module in modules:
+        folder = module.get("path") if isinstance(module, dict) else None
+        kind = module.get("type") if isinstance(module, dict) else None
+        if not isinstance(folder, str) or not isinstance(kind, str) or (folder and not _FOLDER.fullmatch(folder)):
+            raise ModelInvalid(f"{MODULES} names {reprlib.repr(folder)}, which is not a folder of a module")
+        name = kind.rpartition(".")[2]
+        if name not in KINDS:
+            message = f"{MODULES} has a module {reprlib.repr(name)}; known are {', '.join(KINDS)}"
+            raise Unsupported(message, param="source")
+        if folder:
+            found.append((folder, name))
+    return found
 
 
 def inspect_safetensors(tree: FileTree) -> Finding:
@@ -55,7 +113,7 @@ def inspect_safetensors(tree: FileTree) -> Finding:
     tensors = check_weights(tree, [weights, *modules_weights])[0]
     paths = {CONFIG, TOKENIZER, *weights.files, *modules, *(COMPANIONS & tree.files.keys())}
     files = tuple(tree.files[path] for path in sorted(paths))
-    quantization = config.quantization or _unsaid_quantization(tensors)
+    quantization = config.quantization or _undeclared_quantization(tensors)
     return Finding(
         format="safetensors",
         modality="text",
@@ -69,7 +127,7 @@ def inspect_safetensors(tree: FileTree) -> Finding:
     )
 
 
-def _unsaid_quantization(tensors: Mapping[str, Tensor]) -> str:
+def _undeclared_quantization(tensors: Mapping[str, Tensor]) -> str:
     """Returns the dtype of quantised weights that config.json does not mention; empty if there are none."""
     strange = {tensor.dtype for name, tensor in tensors.items() if name.endswith(".weight")} - _PLAIN
     return min(strange, default="").lower()

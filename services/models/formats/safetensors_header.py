@@ -69,7 +69,7 @@ def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
     entries = parse_object(data, f"the header of {path}", strict=True)
     metadata = entries.pop("__metadata__", None)
     if metadata is not None and not _is_metadata(metadata):
-        raise ModelInvalid(f"{path} is corrupt: __metadata__ in its header is no object of strings")
+        raise ModelInvalid(f"{path} is corrupt: __metadata__ in its header is not an object of strings")
     if not entries:
         raise ModelInvalid(f"{path} holds no tensors")
     needed = 8 + len(data) + _weights(path, entries)
@@ -88,7 +88,7 @@ def _header(file: BinaryIO, path: str, size: int) -> bytes:
     length = int.from_bytes(begin[:8], "little")
     if length > MAX_HEADER:
         raise ModelInvalid(
-            f"{path} is no safetensors file: it claims a header of {length} bytes; {MAX_HEADER} are allowed"
+            f"{path} is not a safetensors file: it claims a header of {length} bytes; {MAX_HEADER} are allowed"
         )
     if size < 8 + length:
         raise ModelInvalid(f"{path} is cut off: it has {size} bytes; its header alone takes {8 + length}")
@@ -128,7 +128,7 @@ def _range(path: str, name: str, entry: Any) -> tuple[int, int]:
     """Checks a tensor's entry. Returns its begin and end offsets, relative to the end of the header."""
     fault = f"{path} is corrupt: in its header tensor {name[:100]!r}"
     if not isinstance(entry, dict):
-        raise ModelInvalid(f"{fault} is no object")
+        raise ModelInvalid(f"{fault} is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str):
         raise ModelInvalid(f"{fault} has no dtype")
@@ -140,7 +140,7 @@ def _range(path: str, name: str, entry: Any) -> tuple[int, int]:
     if begin > end:
         raise ModelInvalid(f"{fault} ends before it begins, at {end} and {begin}")
     if dtype in _BITS and math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-        raise ModelInvalid(f"{fault} has {end - begin} bytes, which is not what {dtype} of {reprlib.repr(shape)} takes")
+        raise ModelInvalid(f"{fault} has {end - begin} bytes, which does not fit {dtype} of {reprlib.repr(shape)}")
     return begin, end
 
 

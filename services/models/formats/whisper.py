@@ -13,10 +13,9 @@ from services.models.formats.checkpoint import MULTILINGUAL, read_checkpoint
 from services.models.formats.config import CONFIG, read_config
 from services.models.formats.ctranslate2 import check_model
 from services.models.formats.document import read_bytes, read_list, read_object
-from services.models.formats.finding import Finding
-from services.models.formats.listing import listed, missing, place, require, there
+from services.models.formats.finding import Finding, listed, missing, place, require, there
 from services.models.formats.safetensors import COMPANIONS, TOKENIZER
-from services.models.formats.weights import WHOLE, check_weights, find_weights
+from services.models.formats.safetensors_shards import WHOLE, check_weights, find_weights
 from services.models.hub.source_tree import FileTree
 
 ARCHITECTURE, CONVERTED = "whisper", "whisper_ctranslate2"
@@ -36,7 +35,7 @@ def inspect_whisper(tree: FileTree, file: str) -> Finding:
         InvalidRequest: `file` is no checkpoint.
     """
     if file and not file.endswith(CHECKPOINT):
-        raise InvalidRequest(f"{file} is no OpenAI checkpoint (.pt): name the folder instead", param="source")
+        raise InvalidRequest(f"{file} is not an OpenAI checkpoint (.pt): name the folder instead", param="source")
     if file:
         return _openai(tree, file)
     layouts = layouts_in(tree)
@@ -46,7 +45,7 @@ def inspect_whisper(tree: FileTree, file: str) -> Finding:
         )
     if len(layouts) > 1:
         names = "; ".join(f"{layout}: {listed(paths)}" for layout, paths in layouts.items())
-        raise ModelInvalid(f"{place(tree)}: which of several layouts to take is ambiguous: {names}")
+        raise ModelInvalid(f"{place(tree)}: the choice of a layout is ambiguous: {names}")
     if "OpenAI" in layouts:
         return _openai(tree, _only(tree, layouts["OpenAI"]))
     return _ctranslate2(tree) if "CTranslate2" in layouts else _transformers(tree)
@@ -65,7 +64,7 @@ def layouts_in(tree: FileTree) -> dict[str, list[str]]:
 
 def _only(tree: FileTree, paths: list[str]) -> str:
     if len(paths) > 1:
-        which = f"which checkpoint to take is ambiguous: {listed(paths)}"
+        which = f"the choice of a checkpoint is ambiguous: {listed(paths)}"
         raise ModelInvalid(f"{place(tree)}: {which}. Name the file in the source")
     return paths[0]
 

@@ -89,10 +89,10 @@ class HubTree:
             Overloaded: the hub asks to retry later.
         """
         remote = Remote(source.repository, source.revision, "")
-        answer = _patiently(lambda: _listing(remote))
+        answer = _with_retry(lambda: _listing(remote))
         revision = answer.get("sha")
         if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
-            raise ModelInvalid(f"{remote}: the hub at {shown_endpoint()} names no commit")
+            raise ModelInvalid(f"{remote}: the hub at {shown_endpoint()} returned no commit")
         siblings = answer.get("siblings")
         if not isinstance(siblings, list) or not all(isinstance(sibling, dict) for sibling in siblings):
             raise ModelInvalid(f"{remote}: the hub at {shown_endpoint()} lists no files")
@@ -163,7 +163,7 @@ class _RemoteFile(io.RawIOBase):
         goes_on = self._piece and start == self._start + len(self._piece)
         self._ahead = min(self._ahead * 2, LARGEST_READ) if goes_on else FIRST_READ
         stop = min(self._size, start + min(max(count, self._ahead), LARGEST_READ))
-        self._piece = _patiently(lambda: _piece(self._remote, start, stop, self._size))
+        self._piece = _with_retry(lambda: _piece(self._remote, start, stop, self._size))
         self._start = start
 
 
@@ -220,13 +220,13 @@ def starts_at(remote: Remote, response: httpx2.Response, start: int, size: int) 
     if response.status_code == _PARTIAL:
         match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
         if not match or not plain or int(match[1] or -1) != start:
-            raise Damaged(f"{remote}: the hub at {shown_endpoint()} sent another part than was asked for")
+            raise Damaged(f"{remote}: the hub at {shown_endpoint()} sent another part than the requested one")
         total = int(match[2])
     else:
         length = response.headers.get("content-length", "")
         total, start = int(length) if _LENGTH.fullmatch(length) and plain else size, 0
     if total != size:
-        raise Damaged(f"{remote}: the hub's file has {total} bytes, expected are {size}")
+        raise Damaged(f"{remote}: the hub's file has {total} bytes, expected {size}")
     return start
 
 
@@ -241,7 +241,7 @@ def _library() -> ModuleType:
     return huggingface_hub
 
 
-def _patiently(ask: Callable[[], T]) -> T:
+def _with_retry(ask: Callable[[], T]) -> T:
     """Calls `ask`, and once more if the network failed soon, because a kept connection may be stale."""
     started = time.monotonic()
     try:
@@ -273,7 +273,7 @@ def _listing(remote: Remote) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelInvalid(f"{remote}: the answer of the hub at {shown_endpoint()} cannot be read") from error
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{remote}: the answer of the hub at {shown_endpoint()} is no object")
+        raise ModelInvalid(f"{remote}: the answer of the hub at {shown_endpoint()} is not an object")
     return found
 
 
@@ -303,8 +303,8 @@ def _piece(remote: Remote, start: int, stop: int, size: int) -> bytes:
 
 def _refusal(remote: Remote, response: httpx2.Response) -> AllmError:
     status, code = response.status_code, response.headers.get("x-error-code", "")
-    said = response.headers.get("x-error-message", "")[:200]
-    hub = f"the hub at {shown_endpoint()} answers {status}" + (f" ({said})" if said.isprintable() and said else "")
+    text = response.headers.get("x-error-message", "")[:200]
+    hub = f"the hub at {shown_endpoint()} answers {status}" + (f" ({text})" if text.isprintable() and text else "")
     if status in _DENIED:
         return ModelInvalid(
             f"{remote}: {hub}: the repository does not exist, or is private or gated; "

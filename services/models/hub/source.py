@@ -66,7 +66,7 @@ def _local(text: str, roots: Sequence[Path], param: str) -> LocalSource:
     try:
         parts = urlsplit(text)
     except ValueError as error:  # such as an unbalanced bracket
-        raise InvalidRequest(f"the source {text!r} is no file:///absolute/path: {error}", param=param) from error
+        raise InvalidRequest(f"the source {text!r} is not a file:///absolute/path: {error}", param=param) from error
     path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost") or not path.is_absolute() or parts.query or parts.fragment:
         raise InvalidRequest(f"the source {text!r} does not have the shape file:///absolute/path", param=param)

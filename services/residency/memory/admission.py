@@ -18,14 +18,14 @@ from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.manager import ModelManager
+from services.residency.memory.device_memory import why_unreadable
 from services.residency.memory.eviction_plan import EvictionPlan, look_ahead
 from services.residency.memory.ledger import Ledger
 from services.residency.memory.ledger_sync import LedgerSync
-from services.residency.memory.memory_estimate import HOST, MemoryEstimate, budget_of, place_word
+from services.residency.memory.memory_estimate import HOST, MemoryEstimate, budget_of, device_word
 from services.residency.memory.peer import ask_to_release
 from services.residency.memory.readings import Readings
-from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
-from services.residency.memory.reservation import Full, Reservation
+from services.residency.memory.reservation import Full, NeverFits, NoRoom, Reservation, TooManyModels
 from services.residency.slot import Slot
 from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.settings.settings import ResidencySettings
@@ -83,11 +83,12 @@ class Admission:
 
         Raises:
             NeverFits, NoRoom: there is not enough memory; the message names the needed and the free memory, and the
-                holders of the rest.
+                holders of the rest. NeverFits also if the memory of the device cannot be read.
             TooManyModels: the service has ALLM_MAX_LOADED_MODELS models in memory, and all are in use.
             Internal: the ledger cannot be used.
         """
-        estimate = await asyncio.to_thread(self._reckon, slot)
+        estimate = await asyncio.to_thread(self._estimate, slot)
+        await self._refresh(estimate)
         await asyncio.to_thread(self._check, slot, estimate)
         now = asyncio.get_running_loop().time
         deadline = now() + self._patience
@@ -111,17 +112,25 @@ class Admission:
 
     # --- the estimate
 
-    def _reckon(self, slot: Slot[Any]) -> MemoryEstimate:
+    def _estimate(self, slot: Slot[Any]) -> MemoryEstimate:
         """Estimates a model's memory. Falls back to the files' size if unreadable: the load reports the error."""
         try:
             return self._needed(slot.descriptor, slot.runtime)
         except Exception as error:
             extra = {"model": slot.key.model_id, "reason": str(error)}
-            log.warning("cannot tell from its files what a model needs: taking their size", extra=extra)
+            log.warning("cannot estimate a model's memory from its files: using their size", extra=extra)
             return MemoryEstimate({HOST: slot.descriptor.size})
 
+    async def _refresh(self, estimate: MemoryEstimate) -> None:
+        """Reads the GPUs of a model again on which no model is, if their figures are not live."""
+        held = {device for row in await self._ledger.all() for device in row.devices}
+        for device in estimate.devices.keys() - held:
+            await self._readings.refresh(device)
+
     def _check(self, slot: Slot[Any], estimate: MemoryEstimate) -> None:
-        """Raises NeverFits if the model exceeds a budget or the machine, so that no eviction helps."""
+        """Raises NeverFits if the model exceeds a budget or the machine, so that no eviction helps, and if the memory
+        of its device cannot be read: without figures nothing is admitted.
+        """
         settings, name = self._settings, slot.key.model_id
         if 0 < settings.model_bytes < estimate.total:
             raise NeverFits(
@@ -129,9 +138,12 @@ class Admission:
                 f"one model may take {bytes_word(settings.model_bytes)} (ALLM_MODEL_MEMORY_BYTES)"
             )
         totals = self._readings.read().totals()
-        for place, wanted in estimate.places.items():
-            total, _ = totals.get(place, (0, 0))
-            budget, variable = budget_of(place, self._settings)
+        for device, wanted in estimate.devices.items():
+            if device not in totals and wanted > 0:
+                why = f"the memory of {device} cannot be read: {why_unreadable(device)}"
+                raise NeverFits(f"{name} needs {estimate}; {why}")
+            total, _ = totals.get(device, (0, 0))
+            budget, variable = budget_of(device, self._settings)
             if 0 < budget < wanted:
                 limit = f"all models may take {bytes_word(budget)} ({variable})"
             elif 0 < total * settings.threshold < wanted:
@@ -139,15 +151,15 @@ class Admission:
                 limit = f"{share} may be used (ALLM_MEMORY_THRESHOLD)"
             else:
                 continue
-            raise NeverFits(f"{name} needs {estimate}; of {place_word(place)} {limit}")
+            raise NeverFits(f"{name} needs {estimate}; of {device_word(device)} {limit}")
 
     # --- one attempt
 
     async def _attempt(self, slot: Slot[Any], estimate: MemoryEstimate, refusals: dict[str, float]) -> Reservation:
-        for place, why in self.stopped.items():
-            if estimate.places.get(place):
+        for device, why in self.stopped.items():
+            if estimate.devices.get(device):
                 raise _NotNow(NoRoom(f"{slot.key.model_id} needs {estimate}; {why}"), hopeful=True)
-        await self._make_place(slot)
+        await self._keep_count(slot)
         await self._ledger_sync.update()
         for _ in range(ROUNDS):
             try:
@@ -189,10 +201,10 @@ class Admission:
         for slot in self._manager.slots():
             if slot.reservation and slot.reservation.id == victim.id:
                 return await self._manager.evict(slot.key, "admission")
-        log.info("asking a neighbour to unload", extra={"model": victim.key.model_id, "replica": victim.replica})
+        log.info("asking another service to unload", extra={"model": victim.key.model_id, "replica": victim.replica})
         return await ask_to_release(victim, PEER_SECONDS, self._replica, self._own)
 
-    async def _make_place(self, slot: Slot[Any]) -> None:
+    async def _keep_count(self, slot: Slot[Any]) -> None:
         """Keeps the number of models within ALLM_MAX_LOADED_MODELS."""
         most = self._settings.max_models
         while most:
@@ -212,7 +224,7 @@ class Admission:
 
 def _no_room(slot: Slot[Any], estimate: MemoryEstimate, eviction_plan: EvictionPlan) -> NoRoom:
     free = " and ".join(
-        f"{bytes_word(max(0, estimate.places.get(place, 0) - short))} of {place_word(place)}"
-        for place, short in eviction_plan.missing.items()
+        f"{bytes_word(max(0, estimate.devices.get(device, 0) - short))} of {device_word(device)}"
+        for device, short in eviction_plan.missing.items()
     )
     return NoRoom(f"{slot.key.model_id} needs {estimate}; free: {free}; {eviction_plan.words()}")

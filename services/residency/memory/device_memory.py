@@ -1,4 +1,4 @@
-"""Memory of the GPUs by NVML, over all processes on the machine, including those of other users."""
+"""Memory of NVIDIA GPUs by NVML, over all processes on the machine, including those of other users."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
+
+from services.residency.memory.host_memory import read_host_memory
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ class DeviceMemory:
     # Process id -> bytes. Empty if NVML does not report it. In a container these are the host's ids: no worker's.
     processes: Mapping[int, int] = field(default_factory=dict)
     pool: str = ""  # the GPU's UUID; two containers may both name theirs `cuda:0`
+    bus: str = ""  # PCI address such as `0000:c1:00.0`; empty: unknown
+    live: bool = True  # whether `used` contains what workers take now; else only what others took when it was read
 
     @property
     def free(self) -> int:
@@ -42,16 +46,26 @@ def read_devices(visible: str = "") -> list[DeviceMemory]:
             _nvml.ready = True
         chosen = _chosen(visible)
         return [found for index, handle in enumerate(chosen) if (found := _read(f"cuda:{index}", handle))]
-    except Exception as error:  # whatever the driver raises: allm serves without its figures
+    except Exception as error:  # whatever the driver raises: nothing is admitted to a GPU without its figures
         log.debug("no GPU can be read", extra={"why": str(error)})
         _nvml.ready = False  # the driver may have been restarted, or may start later
+        _nvml.problem = str(error)
         return []
+
+
+def why_unreadable(device: str) -> str:
+    """Returns why the last reading has no memory of a device such as `cuda:0`."""
+    if not device.startswith("cuda"):
+        return "it is gone, or its driver does not answer"
+    why = "NVML does not list it" if _nvml.ready else f"NVML: {_nvml.problem or 'it was not asked yet'}"
+    return f"{why}; a container needs the driver's libraries (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 
 
 class _Nvml:
     """The state of the NVML library: whether it is initialised."""
 
     ready = False
+    problem = ""  # of the last reading that failed
 
 
 _nvml = _Nvml()
@@ -77,16 +91,38 @@ def _chosen(visible: str) -> list[Any]:
 
 
 def _read(name: str, handle: Any) -> DeviceMemory | None:
-    memory = None if handle is None else _asked(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = None if handle is None else _memory(handle)
     if memory is None:
         return None
+    total, used = memory
     processes = {
         each.pid: each.usedGpuMemory
         for each in _asked(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
         if each.usedGpuMemory is not None
     }
     pool = str(_asked(pynvml.nvmlDeviceGetUUID, handle) or name)
-    return DeviceMemory(name, int(memory.total), int(memory.used), processes, pool)
+    bus = _asked(pynvml.nvmlDeviceGetPciInfo, handle)
+    return DeviceMemory(name, total, used, processes, pool, _address(bus.busId) if bus else "")
+
+
+def _memory(handle: Any) -> tuple[int, int] | None:
+    """Returns total and used bytes; the host's where GPU and host share one memory, for which NVML has no figures."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        log.debug("NVML: %s", error)
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            return None
+        host = read_host_memory()
+        return host.total, host.used
+    return int(memory.total), int(memory.used)
+
+
+def _address(bus: str | bytes) -> str:
+    """Converts NVML's `00000000:C1:00.0` to the kernel's `0000:c1:00.0`."""
+    text = bus.decode() if isinstance(bus, bytes) else bus
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
 
 
 def _asked(call: Any, about: Any) -> Any:

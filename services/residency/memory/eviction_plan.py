@@ -31,7 +31,7 @@ class EvictionPlan:
         for holder in self.idle:
             if self._covered(chosen):
                 break
-            if any(holder.places.get(place) for place in self.missing):
+            if any(holder.devices.get(device) for device in self.missing):
                 chosen.append(holder)
         if not self._covered(chosen):
             return []
@@ -42,18 +42,20 @@ class EvictionPlan:
 
     @property
     def hopeful(self) -> bool:
-        """Whether the model would fit once the models that are in use now are idle."""
+        """True if the model would fit once the models that are in use now are idle."""
         return self._covered([*self.idle, *self.busy])
 
     def words(self) -> str:
         """Returns the holders of memory as text for a refusal's message."""
         kinds = (("could be unloaded", self.idle), ("in use", self.busy), ("to stay in memory", self.staying))
-        said = [f"{name}: {_names(holders)}" for name, holders in kinds if holders]
-        return "; ".join(said) or "no model holds any of it"
+        listed = [f"{name}: {_names(holders)}" for name, holders in kinds if holders]
+        return "; ".join(listed) or "no model holds any of it"
 
     def _covered(self, going: Iterable[Reservation]) -> bool:
         going = list(going)
-        return all(sum(one.places.get(place, 0) for one in going) >= wanted for place, wanted in self.missing.items())
+        return all(
+            sum(one.devices.get(device, 0) for one in going) >= wanted for device, wanted in self.missing.items()
+        )
 
 
 def look_ahead(
@@ -75,6 +77,6 @@ def look_ahead(
 
 
 def _names(holders: Sequence[Reservation]) -> str:
-    named = [f"{one.key.model_id} ({bytes_word(sum(one.places.values()))})" for one in holders[:MAX_NAMED]]
+    named = [f"{one.key.model_id} ({bytes_word(sum(one.devices.values()))})" for one in holders[:MAX_NAMED]]
     more = len(holders) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")

@@ -87,8 +87,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
     paths = _paths(root)
     for line in _lines(root / "proc/self/mountinfo"):  # proc_pid_mountinfo(5)
         before, _, after = line.partition(" - ")
-        place, system = before.split(), after.split()
-        if len(place) < 5 or len(system) < 3:
+        mounted, system = before.split(), after.split()
+        if len(mounted) < 5 or len(system) < 3:
             continue
         if system[0] == "cgroup2":
             names, path = _V2, paths.get("")
@@ -96,8 +96,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
             names, path = _V1, paths.get("memory")
         else:
             continue
-        mount = root / place[4].replace("\\040", " ").lstrip("/")
-        own = mount / _below(path or "/", place[3])
+        mount = root / mounted[4].replace("\\040", " ").lstrip("/")
+        own = mount / _below(path or "/", mounted[3])
         for folder in (own, *own.parents):
             if folder.is_dir():
                 yield folder, names

@@ -1,8 +1,8 @@
 """The ledger of a host: the memory reservations of all service processes that share one ALLM_HOME.
 
-A reservation lives as long as its owner process, which keeps its own lock file locked (owner_file.py). The next
-process to reserve drops the reservations of dead owners. Devices are stored as pools (pools.py), so that devices of
-the same name in two containers are not taken for the same memory.
+A reservation lives as long as its owner process, which keeps its own lock file locked (ledger_file.py). The next
+process to reserve drops the reservations of dead owners. Devices are stored as pools of physical memory, because two
+containers may use one device name for different memory.
 """
 
 from __future__ import annotations
@@ -11,25 +11,46 @@ import asyncio
 import logging
 import sqlite3
 import uuid
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from services.errors import Internal
-from services.residency.memory import ledger_file, owner_file
-from services.residency.memory.capacity import Capacity
-from services.residency.memory.ledger_file import LedgerFile
-from services.residency.memory.memory_estimate import MemoryEstimate
-from services.residency.memory.owner_file import OwnerFile
-from services.residency.memory.pools import Pools
+from services.residency.memory import ledger_file
+from services.residency.memory.device_memory import DeviceMemory, read_devices
+from services.residency.memory.host_memory import read_host_memory
+from services.residency.memory.ledger_file import LedgerFile, OwnerFile
+from services.residency.memory.memory_estimate import HOST, MemoryEstimate
+from services.residency.memory.readings import Capacity
 from services.residency.memory.reservation import Full, Reservation
 from services.residency.resident import ResidentKey
 from services.storage.sqlite_file import DatabaseUnusable
 
 log = logging.getLogger(__name__)
-
 NAME = "ledger.db"
+
+
+class Pools:
+    """A mapping between this process's device names and pool names that all processes of a host share."""
+
+    def __init__(self, pools: Mapping[str, str]) -> None:
+        """`pools`: device -> pool. A device that is not in it has the same name everywhere."""
+        self._pools = dict(pools)
+        self._devices = {pool: device for device, pool in pools.items()}
+
+    @classmethod
+    def read(cls, devices: Callable[[], list[DeviceMemory]] = read_devices) -> Pools:
+        """Reads the pools of this process. `devices` reads its GPUs."""
+        return cls({HOST: read_host_memory().pool, **{device.name: device.pool for device in devices()}})
+
+    def shared(self, devices: Mapping[str, int]) -> dict[str, int]:
+        """Converts bytes by device to bytes by pool."""
+        return {self._pools.get(device, device): count for device, count in devices.items()}
+
+    def own(self, pools: Mapping[str, int]) -> dict[str, int]:
+        """Converts bytes by pool to bytes by device; a pool that this process cannot reach keeps its name."""
+        return {self._devices.get(pool, pool): count for pool, count in pools.items()}
 
 
 class Ledger:
@@ -90,7 +111,7 @@ class Ledger:
             Internal: the ledger cannot be used: the message names the file and the reason.
         """
         made = Reservation(
-            id=uuid.uuid4().hex, address=self._address, replica=self._replica, key=key, places=dict(estimate.places)
+            id=uuid.uuid4().hex, address=self._address, replica=self._replica, key=key, devices=dict(estimate.devices)
         )
         work = asyncio.ensure_future(self._file.write(lambda connection: self._admit(connection, made, capacity)))
         try:
@@ -109,16 +130,16 @@ class Ledger:
         """Updates this process's own reservations: any field but `id`, `address` and `replica`.
 
         Writes only changes. Ignores reservations that were released meanwhile, and retries releases that could not be
-        written. Checks nothing: if a model takes more than it reserved, the caller passes larger `places`.
+        written. Checks nothing: if a model takes more than it reserved, the caller passes larger `devices`.
 
         Raises:
             Internal: the ledger cannot be used; the next touch writes everything again.
         """
-        told = {one.id: one for one in reservations if one.id in self._mine}
-        if any(self._mine[one] != now for one, now in told.items()):
-            rows = [self._shared(one) for one in (self._mine | told).values()]
+        updated = {one.id: one for one in reservations if one.id in self._mine}
+        if any(self._mine[one] != now for one, now in updated.items()):
+            rows = [self._shared(one) for one in (self._mine | updated).values()]
             await self._file.write(lambda connection: self._put(connection, rows))
-            self._mine |= {one: now for one, now in told.items() if one in self._mine}
+            self._mine |= {one: now for one, now in updated.items() if one in self._mine}
         await self._forget()
 
     async def release(self, reservation: Reservation) -> None:
@@ -146,7 +167,7 @@ class Ledger:
             if self._mark:
                 await self._file.write(lambda connection: ledger_file.drop_owners(connection, [self._owner]))
         except Internal as problem:  # others drop the owner once its lock file is gone
-            log.warning("the ledger could not be left: %s", problem)
+            log.warning("this process could not be removed from the ledger: %s", problem)
         await self._file.close()
         if self._mark:
             self._mark.close()
@@ -162,9 +183,9 @@ class Ledger:
     ) -> Full | None:
         self._bury(connection)
         others = self._living(connection)
-        missing = capacity().missing(made.places, others)
+        missing = capacity().missing(made.devices, others)
         if missing:
-            return Full(missing, [each for each in others if any(each.places.get(place) for place in missing)])
+            return Full(missing, [each for each in others if any(each.devices.get(device) for device in missing)])
         self._put(connection, [self._shared(made)])
         return None
 
@@ -176,7 +197,7 @@ class Ledger:
         rows = ledger_file.read(connection)
         lives = {owner: self._lives(owner) for owner in {owner for owner, _ in rows}}
         return [
-            replace(row, places=self._pools.own(row.places), measured=self._pools.own(row.measured))
+            replace(row, devices=self._pools.own(row.devices), measured=self._pools.own(row.measured))
             for owner, row in rows
             if lives[owner]
         ]
@@ -186,10 +207,10 @@ class Ledger:
         dead = [owner for owner in ledger_file.owners(connection) if not self._lives(owner)]
         ledger_file.drop_owners(connection, dead)
         for owner in dead:
-            owner_file.remove(self._mark_of(owner))
+            ledger_file.remove(self._mark_of(owner))
 
     def _lives(self, owner: str) -> bool:
-        return owner == self._owner or owner_file.lives(self._mark_of(owner))
+        return owner == self._owner or ledger_file.lives(self._mark_of(owner))
 
     def _mark_of(self, owner: str) -> Path:
         return self._folder / f"owner-{owner}.lock"
@@ -197,7 +218,7 @@ class Ledger:
     # --- on the event loop
 
     def _shared(self, own: Reservation) -> Reservation:
-        return replace(own, places=self._pools.shared(own.places), measured=self._pools.shared(own.measured))
+        return replace(own, devices=self._pools.shared(own.devices), measured=self._pools.shared(own.measured))
 
     async def _forget(self) -> None:
         """Deletes released reservations from the file."""
@@ -207,7 +228,7 @@ class Ledger:
         try:
             await self._file.write(lambda connection: ledger_file.drop(connection, gone))
         except Internal as problem:
-            log.warning("a reservation could not be given back yet: %s", problem)
+            log.warning("a reservation could not be released yet: %s", problem)
         else:
             self._gone -= gone
 

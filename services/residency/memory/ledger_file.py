@@ -1,8 +1,15 @@
-"""The ledger's SQLite file: its tables, and an error message for each way in which the file can fail."""
+"""The ledger's SQLite file: its tables, and an error message for each way in which the file can fail.
+
+An owner is alive while it locks a file of its own. Unlike a process id this works across containers, and the kernel
+releases the lock however the process ends. A stopped process (SIGSTOP) counts as alive.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +22,6 @@ from services.storage.shared_sqlite import SharedSqliteFile
 from services.storage.sqlite_file import DatabaseUnusable, Work
 
 T = TypeVar("T")
-
 PRIMARY = 0xFF  # masks the primary code of an extended SQLite error code
 VERSION = 1
 SCHEMA = """
@@ -45,12 +51,53 @@ FROM reservations r JOIN owners o ON o.id = r.owner ORDER BY r.last_used, r.id
 """
 
 
+class OwnerFile:
+    """This process's lock file. Its name is unique and never used again after the release."""
+
+    def __init__(self, path: Path) -> None:
+        """Creates and locks the file. Raises OSError."""
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Removes and unlocks the file."""
+        remove(self._path)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def lives(path: Path) -> bool:
+    """Returns whether the file's process lives; True if unknown, so that memory is not given away twice."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two concurrent checks do not block each other
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def remove(path: Path) -> None:
+    """Removes a dead process's file, if possible."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
 class LedgerFile(SharedSqliteFile):
     """An open ledger file. The caller closes it."""
 
     application_id = 0x616C6C64  # `alld`
     noun = "ledger"
-    remedy = "stop allm and delete the folder; what models reserve while they are in memory is all that is in it"
+    remedy = "stop allm and delete the folder; it contains only the reservations of loaded models"
     busy_milliseconds = 5_000  # a transaction takes a millisecond: whatever holds the lock this long hangs
     pragmas = ("foreign_keys = ON",)
 
@@ -100,7 +147,7 @@ class LedgerFile(SharedSqliteFile):
             return f"{self._path} cannot be written: the disk is full (ALLM_HOME)"
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._advice(f"is damaged ({error})")
-        return f"{self._path} cannot be used ({error}): see to the disk and the permissions of ALLM_HOME"
+        return f"{self._path} cannot be used ({error}): check the disk and the permissions of ALLM_HOME"
 
 
 def owners(connection: sqlite3.Connection) -> list[str]:
@@ -123,7 +170,7 @@ def put(connection: sqlite3.Connection, owner: str, rows: Iterable[Reservation])
     connection.executemany(
         "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (row.id, owner, *row.key, *(json.dumps(dict(each)) for each in (row.places, row.measured)), *_flags(row))
+            (row.id, owner, *row.key, *(json.dumps(dict(each)) for each in (row.devices, row.measured)), *_flags(row))
             for row in rows
         ],
     )
@@ -148,7 +195,7 @@ def read(connection: sqlite3.Connection) -> list[tuple[str, Reservation]]:
                 address=row[1],
                 replica=row[2],
                 key=ResidentKey(row[3], row[4], row[5]),
-                places=json.loads(row[6]),
+                devices=json.loads(row[6]),
                 measured=json.loads(row[7]),
                 loading=bool(row[8]),
                 busy=bool(row[9]),

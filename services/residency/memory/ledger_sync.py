@@ -70,20 +70,21 @@ class LedgerSync:
         slot.memory = sum(worker.total for worker in workers)
         if reservation is None:
             return
-        reserved = reservation.places
-        devices = {device.name: sum(device.processes.get(pid, 0) for pid in pids) for device in seen.devices}
+        reserved = reservation.devices
+        live = [device for device in seen.devices if device.live]  # in the others' figures no worker is counted
+        gpus = {device.name: sum(device.processes.get(pid, 0) for pid in pids) for device in live}
         # In a container NVML does not report the owning process: assume that the whole reservation is in use.
         claimed = {} if slot.loading else reserved
-        devices = {name: count or claimed.get(name, 0) for name, count in devices.items()}
-        devices = {name: count for name, count in devices.items() if count}
-        taken = {HOST: slot.memory, **devices}
-        places = {place: max(reserved.get(place, 0), taken.get(place, 0)) for place in reserved.keys() | taken.keys()}
-        if any(taken[place] > reserved.get(place, 0) * TOLERANCE for place in taken):
-            self._tell(slot, sum(reserved.values()), sum(places.values()), reservation.id)
+        gpus = {name: count or claimed.get(name, 0) for name, count in gpus.items()}
+        gpus = {name: count for name, count in gpus.items() if count}
+        taken = {HOST: slot.memory, **gpus}
+        devices = {name: max(reserved.get(name, 0), taken.get(name, 0)) for name in reserved.keys() | taken.keys()}
+        if any(taken[device] > reserved.get(device, 0) * TOLERANCE for device in taken):
+            self._log_overrun(slot, sum(reserved.values()), sum(devices.values()), reservation.id)
         held = sum(worker.held for worker in workers)
-        slot.reservation = dataclasses.replace(reservation, places=places, measured={HOST: held, **devices})
+        slot.reservation = dataclasses.replace(reservation, devices=devices, measured={HOST: held, **gpus})
 
-    def _tell(self, slot: Slot[Any], reserved: int, taken: int, reservation: str) -> None:
+    def _log_overrun(self, slot: Slot[Any], reserved: int, taken: int, reservation: str) -> None:
         """Logs and counts an overrun, once per load."""
         if reservation in self._overrun:
             return

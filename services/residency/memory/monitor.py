@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from services.byte_count import bytes_word
 from services.errors import AllmError
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
+from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.ledger import Ledger
 from services.residency.memory.ledger_sync import LedgerSync
-from services.residency.memory.memory_estimate import budget_of, place_word
-from services.residency.memory.readings import Readings, Seen
+from services.residency.memory.memory_estimate import budget_of, device_word
+from services.residency.memory.readings import Readings, Seen, Snapshot
 from services.residency.memory.reservation import Reservation
-from services.residency.memory.snapshot import Snapshot
 from services.settings.settings import ResidencySettings
 from services.telemetry import metrics
 
@@ -58,7 +59,7 @@ class Monitor:
         self._monotonic = monotonic
         self._pressed: dict[str, str] = {}  # devices over their limit at the last reading -> the reason
         self._awaited: dict[str, float] = {}  # neighbours' reservations that should be unloaded -> since when
-        self._told: set[str] = set()  # models that have a metric
+        self._measured: set[str] = set()  # models that have a metric
         self._trouble = ""  # the ledger's problem that was last logged
         seen = readings.read()
         self.snapshot = Snapshot(seen.host, seen.devices, ())  # of the last reading
@@ -81,7 +82,9 @@ class Monitor:
         """Reads everything, and updates the ledger and the metrics. Raises Internal when the ledger cannot be used."""
         self._manager.sweep()
         seen = await self._ledger_sync.update()
-        self.snapshot = Snapshot(seen.host, seen.devices, tuple(self._ledger_sync.rows()))
+        rows = tuple(self._ledger_sync.rows())
+        seen = replace(seen, devices=tuple(_with_reserved(device, rows) for device in seen.devices))
+        self.snapshot = Snapshot(seen.host, seen.devices, rows)
         self._measure(seen)
 
     async def act(self) -> None:
@@ -89,7 +92,7 @@ class Monitor:
         for slot in self._manager.slots():
             if not slot.busy and 0 < self._settings.idle_seconds <= self._clock() - slot.last_used:
                 await self._manager.evict(slot.key, "idle")
-            elif slot.reservation and 0 < self._settings.model_bytes < sum(slot.reservation.places.values()):
+            elif slot.reservation and 0 < self._settings.model_bytes < sum(slot.reservation.devices.values()):
                 await self._manager.evict(slot.key, "budget")
         await self._relieve()
 
@@ -98,10 +101,10 @@ class Monitor:
             await self.look()
         except AllmError as problem:  # the ledger: an operator must fix it, but one log line is enough
             if problem.message != self._trouble:
-                log.error("cannot tell the ledger what is in memory", extra={"reason": problem.message})  # noqa: TRY400
+                log.error("cannot update the ledger", extra={"reason": problem.message})  # noqa: TRY400
             self._trouble = problem.message
         except Exception:
-            log.exception("cannot look at the memory")
+            log.exception("cannot read the use of memory")
         else:
             self._trouble = ""
 
@@ -122,11 +125,11 @@ class Monitor:
             own = {row.id: row for row in self._ledger_sync.rows()}
             holders = [own.get(row.id, row) for row in rows]
             pressed = await self._pressure(holders)
-            self._tell(pressed)
-            holders = [one for one in holders if any(one.places.get(place) for place in pressed)]
+            self._report_pressure(pressed)
+            holders = [one for one in holders if any(one.devices.get(device) for device in pressed)]
             idle = [one for one in sorted(holders, key=lambda one: one.last_used) if one.idle]
-            relief = {place for one in idle for place, count in one.places.items() if count}
-            self._admission.stopped = {place: why for place, why in pressed.items() if place not in relief}
+            relief = {device for one in idle for device, count in one.devices.items() if count}
+            self._admission.stopped = {device: why for device, why in pressed.items() if device not in relief}
             self._awaited = {one.id: self._awaited[one.id] for one in idle if one.id in self._awaited}
             if not await self._unload_first(idle):
                 return
@@ -146,27 +149,28 @@ class Monitor:
         """Returns the devices over their limit, each with a reason."""
         seen = await asyncio.to_thread(self._readings.read)
         found = {}
-        for place, (total, used) in seen.totals().items():
-            reserved = sum(one.places.get(place, 0) for one in holders)
-            budget, _ = budget_of(place, self._settings)
-            of = f"of {place_word(place)}"
-            if used > total * self._settings.threshold:
+        static = {device.name for device in seen.devices if not device.live}  # unloading would not change their figures
+        for device, (total, used) in seen.totals().items():
+            reserved = sum(one.devices.get(device, 0) for one in holders)
+            budget, _ = budget_of(device, self._settings)
+            of = f"of {device_word(device)}"
+            if used > total * self._settings.threshold and device not in static:
                 share = f"{self._settings.threshold * PERCENT:.0f} %"
-                found[place] = f"{bytes_word(used)} {of} are used, which is over {share} of {bytes_word(total)}"
+                found[device] = f"{bytes_word(used)} {of} are used, which is over {share} of {bytes_word(total)}"
             elif 0 < budget < reserved:
-                found[place] = (
-                    f"{bytes_word(reserved)} {of} are taken, which is over the budget of {bytes_word(budget)}"
+                found[device] = (
+                    f"{bytes_word(reserved)} {of} are used by models, which is over the budget of {bytes_word(budget)}"
                 )
         return found
 
-    def _tell(self, pressed: dict[str, str]) -> None:
+    def _report_pressure(self, pressed: dict[str, str]) -> None:
         """Logs when a device goes over its limit, and when it no longer is."""
-        for place in pressed.keys() - self._pressed.keys():
-            log.warning("memory is short", extra={"place": place, "why": pressed[place]})
-        for place in self._pressed.keys() - pressed.keys():
-            log.info("memory is no longer short", extra={"place": place})
-        for place in pressed.keys() | self._pressed.keys():
-            metrics.MEMORY_PRESSURE.labels(place).set(place in pressed)
+        for device in pressed.keys() - self._pressed.keys():
+            log.warning("memory is short", extra={"place": device, "why": pressed[device]})
+        for device in self._pressed.keys() - pressed.keys():
+            log.info("memory is no longer short", extra={"place": device})
+        for device in pressed.keys() | self._pressed.keys():
+            metrics.MEMORY_PRESSURE.labels(device).set(device in pressed)
         self._pressed = pressed
 
     # --- metrics
@@ -188,7 +192,15 @@ class Monitor:
             for device in seen.devices:
                 count = sum(device.processes.get(pid, 0) for pid in slot.pids)
                 metrics.WORKER_DEVICE_MEMORY.labels(device.name, model_id).set(count)
-        for model_id in self._told - loaded.keys():
+        for model_id in self._measured - loaded.keys():
             for metric in (metrics.WORKER_MEMORY, metrics.WORKER_DEVICE_MEMORY):
                 metric.remove_by_labels({"model": model_id})
-        self._told = set(loaded)
+        self._measured = set(loaded)
+
+
+def _with_reserved(device: DeviceMemory, rows: Iterable[Reservation]) -> DeviceMemory:
+    """Adds this service's reservations to figures that do not contain what workers take."""
+    if device.live:
+        return device
+    reserved = sum(row.devices.get(device.name, 0) for row in rows)
+    return replace(device, used=min(device.total, device.used + reserved))

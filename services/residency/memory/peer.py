@@ -55,6 +55,6 @@ async def ask_to_release(
             answer = await residency_service_pb2_grpc.ResidencyServiceStub(channel).Release(request, timeout=seconds)
     except grpc.aio.AioRpcError as error:
         extra = {"replica": holder.replica, "address": holder.address, "code": error.code().name}
-        log.warning("a neighbour did not answer when it was asked to unload %s", holder.key.model_id, extra=extra)
+        log.warning("another service did not answer a request to unload %s", holder.key.model_id, extra=extra)
         return None
     return answer.bytes if answer.released else None

@@ -1,11 +1,24 @@
-"""Memory reserved by one service process for one model that is loaded or loading."""
+"""Memory reserved by one service process for one model that is loaded or loading, and the reasons for a refusal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.errors import ModelNotReady, OutOfMemory
 from services.residency.resident import ResidentKey
+
+
+class NeverFits(OutOfMemory):
+    """The model exceeds a budget or the machine. Retrying does not help."""
+
+
+class NoRoom(OutOfMemory):
+    """The model does not fit next to the models in use; it may fit later."""
+
+
+class TooManyModels(ModelNotReady):
+    """As many models as allowed are in memory, and all of them are in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +29,7 @@ class Reservation:
     address: str  # the owner's ResidencyService: `host:port` or `unix:/path`
     replica: str  # the owner's name, such as `text-1`
     key: ResidentKey
-    places: Mapping[str, int]  # reserved bytes by device
+    devices: Mapping[str, int]  # reserved bytes by device
     loading: bool = True  # until the model is in memory
     busy: bool = True  # in use or loading: nobody may ask for it
     pinned: bool = False  # an operator keeps it in memory: nobody may ask for it
@@ -27,13 +40,13 @@ class Reservation:
 
     @property
     def idle(self) -> bool:
-        """Whether it may be evicted."""
+        """True if it may be evicted."""
         return not (self.loading or self.busy or self.pinned)
 
     @property
     def unclaimed(self) -> dict[str, int]:
         """Bytes by device that are reserved and not used yet: they look free, but are taken."""
-        return {place: max(0, count - self.measured.get(place, 0)) for place, count in self.places.items()}
+        return {device: max(0, count - self.measured.get(device, 0)) for device, count in self.devices.items()}
 
 
 class Full(Exception):

@@ -1,26 +1,51 @@
-"""JSON bodies: decoded into structs with errors that name the parameter, encoded as google.api.HttpBody."""
+"""JSON bodies: decoded into structs with errors that name the parameter, encoded as google.api.HttpBody.
+
+The core has its own parameter names; errors show those of the REST API.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 from google.api import httpbody_pb2
 
-from services.errors import InvalidRequest
+from services.errors import AllmError, InvalidRequest
 
 T = TypeVar("T")
-
 JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
+_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 # msgspec's messages quote values of the request: match only its own words, at the start and end.
 _AT = re.compile(r" - at (?:`key` in )?`\$?\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
+@contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """Renames the parameter, or its parent, of errors that leave the block, as given by `names`."""
+    try:
+        yield
+    except AllmError as error:
+        param = error.param or ""
+        for name, other in names.items():
+            if param == name or param.startswith((f"{name}.", f"{name}[")):
+                error.param = other + param[len(name) :]
+                error.message = error.message.replace(f"'{name}", f"'{other}")
+                break
+        raise
+
+
+def decode(body: httpbody_pb2.HttpBody, kind: type[T], most: Mapping[str, int] = MappingProxyType({})) -> T:
     """Decodes a body as `kind`. Ignores unknown parameters, as OpenAI's clients expect.
+
+    `most`: how many entries some of its lists may have, by name. A body with more is refused before it is converted:
+    a million messages take seconds.
 
     Raises:
         InvalidRequest: no JSON, not an object, or a parameter of the wrong type; `param` names it.
@@ -28,6 +53,7 @@ def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
     if not body.data:
         raise InvalidRequest("the request has no body; a JSON object is expected")
     try:
+        _check_counts(body.data, most)
         return msgspec.json.decode(body.data, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
@@ -35,6 +61,17 @@ def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
+
+
+def _check_counts(data: bytes, most: Mapping[str, int]) -> None:
+    """Raises InvalidRequest for a list of more than `most` entries. Leaves what else may be wrong to the decoder."""
+    if len(data) <= 2 * min(most.values(), default=len(data)):  # an entry has a digit and a comma
+        return
+    values = _raw_object(data)
+    for name, limit in most.items():
+        value = memoryview(values.get(name, b""))
+        if value[:1].tobytes() == b"[" and (count := len(_raw_list(value))) > limit:
+            raise InvalidRequest(f"'{name}' has {count} entries; at most {limit} are allowed.", param=name)
 
 
 def convert(value: Any, kind: type[T], param: str) -> T:

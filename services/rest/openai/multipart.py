@@ -69,7 +69,7 @@ class Form:
 
 
 @asynccontextmanager
-async def heard_out(messages: AsyncIterator[httpbody_pb2.HttpBody]) -> AsyncIterator[None]:
+async def discarding_rest(messages: AsyncIterator[httpbody_pb2.HttpBody]) -> AsyncIterator[None]:
     """Reads and discards the rest of the request, within limits, before an AllmError leaves the block.
 
     Over HTTP/1.1 the gateway closes the connection of a caller that is answered while it sends; most callers then see

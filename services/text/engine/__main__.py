@@ -1,41 +1,37 @@
 """A worker process with one loaded model, started by the text service as `python -m services.text.engine FD`.
 
-Two threads: the main thread runs the batch loop; a reader takes messages, tokenizes prompts and compiles grammars while
-steps run. The reader also watches the service: when the service dies, its end of the socket closes, and the worker ends
-immediately, whatever native code is running.
+Three threads: the main thread runs the batch loop; a reader takes messages, and another tokenizes prompts and compiles
+grammars, while steps run.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
-import os
+import math
 import queue
-import socket
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from services.text.engine import embedding_inputs
-from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
-from services.text.engine.encoder import Encoder
+from services.text.engine import embedding_loop
+from services.text.engine.embedding_loop import EmbeddingLoop
 from services.text.engine.loop import BatchLoop
-from services.text.engine.messages import Accepted, Embed, EngineOptions, Hold, Load, Submit, ToWorker
-from services.text.engine.request_loop import Arrival, BatchLimits, Inbox, RequestLoop
+from services.text.engine.messages import USUAL_BYTES, Accepted, EngineOptions, Load, Submit, ToWorker
+from services.text.engine.preparation import Preparation, Preparing
+from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, Span
+from services.text.engine.sequence import Sequence
 from services.text.engine.token_budget import step_pace
-from services.worker.channel import BlockingChannel, ChannelClosed
-from services.worker.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
+from services.worker.channel import BlockingChannel
+from services.worker.main import Serving, importing, run_worker, start_thread
+from services.worker.messages import EngineError, LoadingProgress, Refused
 from services.worker.pace import Pace
 
 # Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
-READER_STACK_BYTES = 512 * 1024 * 1024
+PREPARATION_STACK_BYTES = 512 * 1024 * 1024
 # Divisor: ended requests may keep a quarter of a unified key-value cache. Every used cell makes the attention of every
 # step longer, on a CPU noticeably: a larger share costs running requests more than it saves later ones.
 CACHED_SHARE = 4
-USUAL_BYTES = 16  # per token; few texts have more
 
 # By capability and runtime: the module and the class that loads a model.
 RUNTIMES = {
@@ -49,67 +45,39 @@ RUNTIMES = {
         "torch": ("services.text.engine.runtimes.torch.encoder", "TorchEncoder"),
     },
 }
-# Converts a request to an arrival for the loop, or refuses it and returns None.
-Prepare = Callable[[Any], object | None]
-
-log = logging.getLogger("worker")
 
 
 def main() -> None:
     """Loads the model that the first message names and serves it until stopped."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
-    load = channel.receive()
-    if not isinstance(load, Load):
-        raise SystemExit(f"the first message must be Load, not {type(load).__name__}")
+    run_worker(ToWorker, Load, _load)
+
+
+def _load(load: Load, channel: BlockingChannel[ToWorker]) -> Serving:
+    model = _loader(load.capability, load.runtime)(load.options, LoadingProgress(channel))
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    prepares: queue.SimpleQueue[Prepare] = queue.SimpleQueue()
-    threading.stack_size(READER_STACK_BYTES)
-    threading.Thread(target=_read, args=(channel, prepares, inbox), name="reader", daemon=True).start()
-    threading.stack_size(0)
-    try:
-        model = _loader(load.capability, load.runtime)(load.options, LoadingProgress(channel))
-        loop = _server(load)(model, load.options, prepares, inbox, channel.send)
-    except EngineError as error:
-        channel.send(Failed(error.code, error.message))
-        return
-    channel.send(model.ready)
-    loop.run()
-    # Threads of native libraries may still run; there is no reason to wait for them.
-    os._exit(0)
-
-
-def _server(load: Load) -> Callable[..., RequestLoop | EmbeddingLoop]:
-    """Returns the function that creates the loop for a model."""
+    loop: RequestLoop | EmbeddingLoop
     if load.capability == "embeddings":
-        return _encoding
-    return _scheduled if load.runtime == "vllm" else _generating
+        loop = EmbeddingLoop(model, load.options.batch_tokens, inbox, channel.send, load.options.queue_tokens)
+    else:
+        create = _scheduled if load.runtime == "vllm" else _generating
+        loop = create(model, load.options, inbox, channel.send)
+
+    prepare = embedding_loop.prepare if load.capability == "embeddings" else _prepare
+    preparation = Preparation(lambda message: prepare(model, message, channel.send), inbox)
+    start_thread("preparation", preparation.run, PREPARATION_STACK_BYTES)
+    return Serving(model.ready, preparation.take, loop.run)
 
 
-def _generating(
-    runtime: Runtime,
-    options: EngineOptions,
-    prepares: queue.SimpleQueue[Prepare],
-    inbox: Inbox,
-    send: Callable[[object], None],
-) -> BatchLoop:
-    prepares.put(lambda submit: _prepare(runtime, submit, send))
+def _generating(runtime: Runtime, options: EngineOptions, inbox: Inbox, send: Callable[[object], None]) -> BatchLoop:
     cells = runtime.ready.kv_tokens
     cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
     return BatchLoop(runtime, _limits(options, cached), inbox, send, _pace(runtime, options))
 
 
-def _scheduled(
-    model: Any,
-    options: EngineOptions,
-    prepares: queue.SimpleQueue[Prepare],
-    inbox: Inbox,
-    send: Callable[[object], None],
-) -> RequestLoop:
+def _scheduled(model: Any, options: EngineOptions, inbox: Inbox, send: Callable[[object], None]) -> RequestLoop:
     """Creates the loop for a model with its own scheduler."""
     from services.text.engine.runtimes.vllm.loop import VllmLoop  # noqa: PLC0415 (it is there where the model is)
 
-    prepares.put(lambda submit: _prepare(model, submit, send))
     return VllmLoop(model, _limits(options, 0), inbox, send, model.pace(options))
 
 
@@ -127,65 +95,29 @@ def _pace(runtime: Runtime, options: EngineOptions) -> Pace:
     return step_pace(options, runtime.ready.context_tokens, compute)
 
 
-def _encoding(
-    encoder: Encoder,
-    options: EngineOptions,
-    prepares: queue.SimpleQueue[Prepare],
-    inbox: EmbeddingInbox,
-    send: Callable[[object], None],
-) -> EmbeddingLoop:
-    prepares.put(lambda embed: embedding_inputs.prepare(encoder, embed, send))
-    return EmbeddingLoop(encoder, options.batch_tokens, inbox, send, options.queue_tokens)
-
-
 def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[[float], None]], Any]:
     module, name = RUNTIMES[capability][runtime]
-    try:
+    with importing(runtime):
         loader: Callable[[EngineOptions, Callable[[float], None]], Any]
         loader = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
-        raise EngineError("UNSUPPORTED", message) from error
     return loader
 
 
-def _read(
-    channel: BlockingChannel[ToWorker], prepares: queue.SimpleQueue[Prepare], inbox: queue.SimpleQueue[Any]
-) -> None:
-    """Receives messages until the service ends. The service sends requests only after Ready."""
-    prepare: Prepare | None = None
-    try:
-        while True:
-            message = channel.receive()
-            if isinstance(message, Submit | Embed):
-                prepare = prepare or prepares.get()
-                if arrival := prepare(message):
-                    inbox.put(arrival)
-            elif isinstance(message, Cancel | Hold):
-                inbox.put(message)
-            elif isinstance(message, Stop):
-                os._exit(0)
-    except ChannelClosed:
-        os._exit(0)
-    except BaseException:
-        log.exception("the reader failed")
-        os._exit(1)
-
-
-def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Arrival | None:
+def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Preparing:
     """Tokenizes a prompt, checks its length and compiles the grammar. Sends a refusal immediately."""
     try:
         tokens = _tokens(runtime, submit.prompt)
+        yield
         refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
         if refusal:
             send(refusal)
             return None
         constraint = runtime.constraint(submit.grammar) if submit.grammar else None
     except EngineError as error:
-        send(Refused(request=submit.request, code=error.code, message=error.message, param=error.param))
+        send(error.refusal(submit.request))
         return None
     send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, tokens)))
-    return Arrival(
+    return Sequence(
         submit.request,
         submit.client,
         tokens,
@@ -194,7 +126,7 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         submit.logprobs,
         submit.special,
         submit.cache_key,
-        submit.deadline,
+        math.inf if submit.deadline is None else submit.deadline,
     )
 
 
@@ -202,6 +134,8 @@ def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         _check_size(runtime, len(prompt.encode()))
         return runtime.tokenize(prompt)
+    if len(prompt) > runtime.ready.context_tokens:
+        return prompt  # it is refused for its length
     for token in prompt:
         if not 0 <= token < runtime.ready.vocabulary:
             message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
@@ -219,7 +153,7 @@ def _check_size(runtime: Runtime, size: int) -> None:
         return
     least = size // _longest(runtime.piece, runtime.ready.vocabulary) + 1
     if least > context:
-        message = f"the prompt has {size} bytes, {least} tokens at least, but this model's context holds {context}"
+        message = f"the prompt has {size} bytes, at least {least} tokens, but this model's context holds {context}"
         raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, "messages")
 
 

@@ -54,7 +54,7 @@ class Constraint:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is complete and no token can follow."""
+        """True if the answer is complete and no token can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
@@ -62,8 +62,15 @@ class Constraint:
         """The error that stopped the grammar, which is one of the limits above, or None. Once set it stays."""
         if not self._matcher.is_error():
             return None
-        message = "response_format is too complex: this answer cannot go on in it"
+        message = "response_format is too complex: the answer cannot continue within it"
         return EngineError("INVALID_REQUEST", message, "response_format")
+
+
+def in_one_line(error: str) -> str:
+    """Returns llguidance's reason for refusing a grammar on one line. Its inner errors come with a backtrace."""
+    if "panicked at" in error or "assertion failed" in error:
+        return "it is too complex for the compiler"
+    return " ".join(error.split())[:MESSAGE_CHARACTERS]
 
 
 def no_token() -> EngineError:
@@ -120,7 +127,6 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # often the slowest mask; all copies reuse it
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:MESSAGE_CHARACTERS]
-            message = f"response_format cannot be made into a grammar: {reason}"
+            message = f"response_format cannot be made into a grammar: {in_one_line(matcher.get_error())}"
             raise EngineError("INVALID_REQUEST", message, "response_format")
         return matcher

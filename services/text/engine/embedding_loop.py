@@ -1,30 +1,44 @@
 """The batch loop of an embedding worker: batches of bounded size, filled by all requests in turn.
 
 A large request never delays a small one: clients share a batch evenly, and so do the requests of a client. The loop
-takes messages between two batches, so a cancelled request costs at most the running batch.
+takes messages between two batches, so a cancelled request costs at most the running batch. Inputs are tokenized and
+checked while batches run.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.text.engine.encoder import Encoder, Tokens, Vectors
-from services.text.engine.messages import Counters, Embedded, Encoded
-from services.worker.messages import Cancel, Phase, Refused, Stop
+from services.text.engine.messages import (
+    MAX_EMBEDDED_TOKENS,
+    USUAL_BYTES,
+    Accepted,
+    Counters,
+    Embed,
+    Embedded,
+    Encoded,
+)
+from services.text.engine.preparation import Preparing
+from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
+from services.worker.messages import Cancel, EngineError, Phase, Stop
 from services.worker.pace import Pace
 
 LEAST_TOKENS = 512  # of a batch: smaller batches are no faster, even on the slowest machine
 QUEUE_TOKENS = 1_200_000  # four of the largest requests
+# An input of up to so many bytes is always tokenized: white space and single long words have few tokens.
+LEAST_INPUT_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
-class EmbeddingArrival:
+class EmbeddingJob:
     """A request whose inputs are tokenized and fit the model."""
 
     request: int
@@ -33,7 +47,7 @@ class EmbeddingArrival:
     dimensions: int  # 0: all
     left: list[int] = field(default_factory=list)  # indexes of inputs still to compute, the longest last
     computed: int = 0  # tokens
-    deadline: float | None = None  # on the monotonic clock; the caller has given up by then
+    deadline: float = math.inf  # on the monotonic clock; the caller has given up by then
 
     def __post_init__(self) -> None:
         """Sorts the inputs by length, because a batch is computed as wide as its longest input."""
@@ -45,10 +59,10 @@ class EmbeddingArrival:
         return sum(len(self.inputs[index]) for index in self.left)
 
 
-EmbeddingInbox = queue.SimpleQueue[EmbeddingArrival | Cancel | Stop]
+EmbeddingInbox = queue.SimpleQueue[EmbeddingJob | Cancel | Stop]
 
 
-class EmbeddingLoop:
+class EmbeddingLoop(WorkerLoop[EmbeddingJob | Cancel]):
     """The loop that runs an embedding model's requests. Another thread fills `inbox`; `send` gets Encoded, Refused."""
 
     def __init__(
@@ -60,28 +74,22 @@ class EmbeddingLoop:
         queue_tokens: int = 0,
     ) -> None:
         """`queue_tokens` limits all requests together, but never a single one; 0: QUEUE_TOKENS."""
+        super().__init__(inbox, send)
         self._encoder = encoder
-        self._batch_tokens = batch_tokens
         self._queue_tokens = queue_tokens or QUEUE_TOKENS
         self._pace = Pace(min(LEAST_TOKENS, batch_tokens), batch_tokens)
-        self._inbox = inbox
-        self._send = send
-        self._requests: list[EmbeddingArrival] = []  # in order of arrival
+        self._requests: list[EmbeddingJob] = []  # in order of arrival
         self._steps = 0
         self._batch = (0, 0)  # inputs and tokens of the last step
         self._reported: Counters | None = None
-        self._phases: list[Phase] = []
 
-    def run(self) -> None:
-        """Serves until a Stop arrives."""
-        while self.turn():
-            pass
+    def _is_idle(self) -> bool:
+        return not self._requests
 
-    def turn(self) -> bool:
-        """Runs one turn of the loop, with at most one batch. Waits for a message if there are no requests."""
-        if not self._take_messages():
-            return False
-        self._expire()
+    def _advance(self) -> None:
+        for request in expired(self._requests):
+            self._requests.remove(request)
+            self._refuse(request.request, DEADLINE_PASSED)
         batch = list(self._choose())
         vectors: list[Embedded] = []
         if batch:
@@ -89,47 +97,29 @@ class EmbeddingLoop:
             self._steps += 1
             self._requests = [request for request in self._requests if request.left]
         self._report(vectors)
-        return True
 
-    def _take_messages(self) -> bool:
-        wait = not self._requests
-        while True:
-            try:
-                message = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
-            wait = False
-            if isinstance(message, Stop):
-                return False
-            if isinstance(message, Cancel):
-                self._requests = [one for one in self._requests if one.request != message.request]
-            else:
-                self._arrive(message)
+    def _take(self, message: EmbeddingJob | Cancel) -> None:
+        if isinstance(message, Cancel):
+            self._requests = [one for one in self._requests if one.request != message.request]
+        else:
+            self._arrive(message)
 
-    def _arrive(self, arrival: EmbeddingArrival) -> None:
-        there = sum(one.tokens_left for one in self._requests)
-        if there and there + arrival.tokens_left > self._queue_tokens:
-            message = f"inputs of {there} tokens wait, and at most {self._queue_tokens} may (ALLM_QUEUE_TOKENS)"
-            self._send(Refused(request=arrival.request, code="OVERLOADED", message=message))
+    def _arrive(self, job: EmbeddingJob) -> None:
+        queued = sum(one.tokens_left for one in self._requests)
+        if queued and queued + job.tokens_left > self._queue_tokens:
+            message = f"inputs of {queued} tokens wait, and at most {self._queue_tokens} may (ALLM_QUEUE_TOKENS)"
+            self._refuse(job.request, EngineError("OVERLOADED", message))
             return
-        self._requests.append(arrival)
+        self._requests.append(job)
 
-    def _expire(self) -> None:
-        """Ends the requests whose deadline has passed."""
-        now = time.monotonic()
-        late = [one for one in self._requests if one.deadline is not None and one.deadline <= now]
-        for request in late:
-            self._requests.remove(request)
-            self._send(Refused(request=request.request, code="TIMEOUT", message="the caller's deadline has passed"))
-
-    def _choose(self) -> Iterator[tuple[EmbeddingArrival, int]]:
+    def _choose(self) -> Iterator[tuple[EmbeddingJob, int]]:
         """Chooses the next batch: requests and the indexes of their inputs. At least one input, however long it is.
 
         The next input comes from the client with the fewest tokens in this batch, and from that client's request with
         the fewest; the older one breaks a tie. Only the first input may be longer than a batch. It comes from the
         oldest request, and in every second batch from the request with the fewest computed tokens.
         """
-        turns: dict[str, list[tuple[int, int, EmbeddingArrival]]] = {}
+        turns: dict[str, list[tuple[int, int, EmbeddingJob]]] = {}
         clients: list[tuple[int, int, str]] = []
         ahead = min(self._requests, key=lambda one: one.computed, default=None) if self._steps % 2 else None
         for order, request in enumerate(sorted(self._requests, key=lambda one: one is not ahead)):  # stable
@@ -151,7 +141,7 @@ class EmbeddingLoop:
             if turns[client]:
                 heapq.heappush(clients, (of_client, first, client))
 
-    def _compute(self, batch: list[tuple[EmbeddingArrival, int]]) -> list[Embedded]:
+    def _compute(self, batch: list[tuple[EmbeddingJob, int]]) -> list[Embedded]:
         started = time.monotonic()
         for request, index in batch:
             if not request.computed:
@@ -176,8 +166,63 @@ class EmbeddingLoop:
 
 def _finished(vector: Vectors, dimensions: int, normalised: bool) -> bytes:
     """Returns a vector as it is sent: cut to its first `dimensions` numbers, then normalised to length one."""
-    told = vector[:dimensions] if dimensions else vector
+    cut = vector[:dimensions] if dimensions else vector
     if normalised:
-        length = float(np.linalg.norm(told))
-        told = told / length if length else told
-    return told.astype("<f4").tobytes()
+        length = float(np.linalg.norm(cut))
+        cut = cut / length if length else cut
+    return cut.astype("<f4").tobytes()
+
+
+def prepare(encoder: Encoder, embed: Embed, send: Callable[[object], None]) -> Preparing:
+    """Tokenizes a request's inputs one by one. Sends a refusal immediately; never truncates an input silently."""
+    try:
+        inputs = yield from _tokenized(encoder, embed)
+    except EngineError as error:
+        send(error.refusal(embed.request))
+        return None
+    send(Accepted(embed.request, sum(map(len, inputs))))
+    deadline = math.inf if embed.deadline is None else embed.deadline
+    return EmbeddingJob(embed.request, embed.client, inputs, embed.dimensions, deadline=deadline)
+
+
+def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tokens]]:
+    inputs: list[Tokens] = []
+    total, limit = 0, encoder.ready.context_tokens
+    for index, content in enumerate(embed.inputs):
+        name = embed.param.replace("[]", f"[{index}]")
+        if index:
+            yield
+        _check_size(content, limit, name)
+        tokens = encoder.tokenize(content) if isinstance(content, str) else _given(encoder, content, name)
+        if not len(tokens):
+            raise EngineError("INVALID_REQUEST", f"'{name}' has no tokens.", name)
+        if len(tokens) > limit:
+            message = f"'{name}' has {len(tokens)} tokens, but this model takes at most {limit}; nothing is cut off."
+            raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, name)
+        total += len(tokens)
+        if total > MAX_EMBEDDED_TOKENS:
+            param = embed.param.removesuffix("[]")
+            message = f"'{param}' has more than {MAX_EMBEDDED_TOKENS} tokens in all; send it as several requests."
+            raise EngineError("INVALID_REQUEST", message, param)
+        inputs.append(tokens)
+    return inputs
+
+
+def _check_size(content: str | list[int], limit: int, name: str) -> None:
+    """Refuses an input before it is tokenized if it is far too long: a megabyte takes seconds to tokenize."""
+    if isinstance(content, str):
+        size, most, unit = len(content.encode()), max(LEAST_INPUT_BYTES, limit * USUAL_BYTES), "bytes"
+    else:
+        size, most, unit = len(content), limit, "tokens"
+    if size > most:
+        message = f"'{name}' has {size} {unit}, but this model takes at most {limit} tokens; nothing is cut off."
+        raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, name)
+
+
+def _given(encoder: Encoder, tokens: list[int], name: str) -> Tokens:
+    vocabulary = encoder.ready.vocabulary
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            message = f"'{name}' names token {token}; this model's tokens are 0 to {vocabulary - 1}."
+            raise EngineError("INVALID_REQUEST", message, name)
+    return np.array(tokens, np.int32)

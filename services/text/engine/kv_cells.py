@@ -2,12 +2,31 @@
 
 A cell holds the key and value of one token. Cells are counted in blocks of `BLOCK` tokens, because sequences share only
 whole blocks; the tail after the last whole block belongs to one sequence. The counts are allm's own: they decide
-admission and eviction before the runtime runs out of cells.
+admission and eviction before the runtime runs out of cells. Runtimes and the memory estimate compute the size of the
+cache with the same functions.
 """
 
 from __future__ import annotations
 
+from services.text.engine.messages import EngineOptions
+
+DEFAULT_CONTEXT = 32_768  # maximum with `context_tokens=0`: longer contexts are opt-in
+CELLS_PER_SEQUENCE = 512  # of each concurrent request with `kv_tokens=0`
 BLOCK = 16
+
+
+def context_size(options: EngineOptions, trained: int) -> int:
+    """Returns the tokens of a request's context. `trained`: the context the model was trained for; 0: unknown."""
+    return min(options.context_tokens or DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+
+
+def cache_cells(options: EngineOptions, context: int) -> int:
+    """Returns the cells of the whole cache: at least one full context, at most as many as all requests can use.
+
+    With `kv_tokens=0` that is CELLS_PER_SEQUENCE for each request, or one context if that is more.
+    """
+    cells = options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences
+    return min(max(cells, context), context * options.max_sequences)
 
 
 class Block:

@@ -44,7 +44,7 @@ class BatchLoop(RequestLoop):
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
 
-    def _advance(self) -> None:
+    def _compute(self) -> None:
         self._admit()
         plan = self._make_room(self._plan())
         if plan:
@@ -69,7 +69,7 @@ class BatchLoop(RequestLoop):
             self._enter(sequence, "prefill")
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether the prompt fits into the cells that the running requests leave for it."""
+        """Returns True if the prompt fits into the cells that the running requests leave for it."""
         if not self._running:
             return True
         claimed = sum(running.missing for running in self._running) + BLOCK * len(self._running)
@@ -134,7 +134,7 @@ class BatchLoop(RequestLoop):
         """Frees a running request's cells and requeues it. It starts over with the tokens it has generated."""
         self._preempted += 1
         self._running.remove(sequence)
-        self._reuse.give_up(sequence)
+        self._reuse.release(sequence)
         sequence.id, sequence.computed, sequence.begun = -1, 0, False
         sequence.marks.clear()
         self._waiting.append(sequence)
@@ -172,7 +172,7 @@ class BatchLoop(RequestLoop):
                 self._enter(sequence, "decode")
                 self._emit(sequence, outcome)
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence) -> None:
         self._reuse.retire(sequence)
 
     def _counters(self) -> Counters:

@@ -8,6 +8,9 @@ from typing import Literal
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
+USUAL_BYTES = 16  # per token; few texts have more
+MAX_EMBEDDED_TOKENS = 300_000  # of all inputs of a request
+
 FinishReason = Literal["stop", "length"]
 Capability = Literal["chat", "embeddings"]
 
@@ -32,6 +35,7 @@ class EngineOptions:
     pipeline_parallel: int = 1  # consecutive parts of the model, each on `tensor_parallel` GPUs; vllm only
     compiled: bool = True  # whether the model is compiled, if the runtime can
     ray_address: str = ""  # the Ray cluster of vllm: auto, or host:port; empty: none
+    device: str = ""  # the kind of the GPU: cuda, vulkan or mps; empty: the runtime's choice
 
 
 @dataclass(frozen=True, slots=True)

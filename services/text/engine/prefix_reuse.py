@@ -69,9 +69,9 @@ class PrefixReuse:
         promised = 0
         for other in running:
             common = self._common(sequence, other)
-            there = min(common, other.computed) // BLOCK * BLOCK
-            if there > best[0]:
-                best = (there, other.id, other.holding)
+            usable = min(common, other.computed) // BLOCK * BLOCK
+            if usable > best[0]:
+                best = (usable, other.id, other.holding)
             if other.arrival < sequence.arrival:
                 promised = max(promised, common)
         if promised >= max(best[0], sequence.computed) + WORTH_WAITING:
@@ -86,13 +86,13 @@ class PrefixReuse:
         """Moves the whole blocks of an ended request to the prefix cache and frees the rest."""
         whole = sequence.computed // BLOCK * BLOCK
         if not self._on or not whole:
-            self.give_up(sequence)
+            self.release(sequence)
             return
         self._runtime.drop(sequence.id, whole)
         kept = self._ledger.keep(sequence.holding)
         self._entries.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept, sequence.keys))
 
-    def give_up(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Frees a running request's cells and its sequence id."""
         self._ledger.release(sequence.holding)
         self._free_id(sequence.id)

@@ -19,11 +19,11 @@ WATCH_SECONDS = 5.0
 
 def gather(ray: Any, count: int) -> None:
     """Waits until the cluster has `count` machines, without a time limit."""
-    told = 0
-    while (there := machines(ray)) < count:
-        if there != told:
-            told = there
-            print(f"{there} of {count} machines are there", file=sys.stderr, flush=True)
+    reported = 0
+    while (joined := machines(ray)) < count:
+        if joined != reported:
+            reported = joined
+            print(f"{joined} of {count} machines have joined", file=sys.stderr, flush=True)
         time.sleep(PAUSE_SECONDS)
 
 

@@ -5,39 +5,25 @@ The subclasses compute: BatchLoop, and VllmLoop of the vllm runtime.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import queue
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.messages import Counters, FinishReason, Hold, Piece, Ready, Stepped
 from services.text.engine.runtime import Sampled
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
-from services.text.engine.text import TextAssembler
-from services.worker.messages import Cancel, EngineError, Phase, Refused, Stop
+from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
+from services.worker.messages import Cancel, EngineError, Phase, Stop
 
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request whose prompt is tokenized and fits the context."""
-
-    request: int
-    client: str
-    tokens: list[int]
-    params: SamplingParams
-    constraint: Any | None = None  # from `Runtime.constraint`
-    logprobs: int | None = None
-    special: bool = False
-    cache_key: str = ""
-    deadline: float | None = None
+QUEUED_CACHES = 16
+Inbox = queue.SimpleQueue[Sequence | Hold | Cancel | Stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +37,6 @@ class BatchLimits:
     queue_tokens: int = 0  # of all waiting prompts together; 0: QUEUED_CACHES times the cache
 
 
-QUEUED_CACHES = 16
-Inbox = queue.SimpleQueue[Arrival | Hold | Cancel | Stop]
-
-
 class Speaker(Protocol):
     """The part of a model that every loop needs: the text and the sampling of tokens. `Runtime` includes all of it."""
 
@@ -64,7 +46,7 @@ class Speaker(Protocol):
         """Returns the bytes that a token adds to the text: a control token's name if `special`, nothing for an end."""
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends the model's turn."""
+        """Returns True if the token ends the model's turn."""
 
     def sampler(self, params: SamplingParams, prompt: Tokens[int], constraint: Any | None, logprobs: int | None) -> Any:
         """Returns the sampler of one request. Raises EngineError (INVALID_REQUEST) for unsupported parameters."""
@@ -73,44 +55,44 @@ class Speaker(Protocol):
         """Frees a sampler."""
 
 
-class RequestLoop(ABC):
+class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
     """The loop that runs a loaded model's requests. Another thread fills `inbox`; `send` gets Stepped and Refused."""
 
     def __init__(self, speaker: Speaker, limits: BatchLimits, inbox: Inbox, send: Callable[[object], None]) -> None:
+        super().__init__(inbox, send)
         self._speaker = speaker
         self._limits = limits
         self._queue_tokens = limits.queue_tokens or QUEUED_CACHES * speaker.ready.kv_tokens
-        self._inbox = inbox
-        self._send = send
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._pieces: list[Piece] = []
-        self._phases: list[Phase] = []
         self._arrivals = 0
+        self._next_deadline = math.inf  # the earliest of all requests, or an ended request's earlier one
         self._turns: dict[str, int] = {}  # last admission of each client that has requests
-        self._next_deadline = math.inf
         self._reported: Counters | None = None
 
-    def run(self) -> None:
-        """Serves until a Stop arrives."""
-        while self.turn():
-            pass
+    def _is_idle(self) -> bool:
+        return all(sequence.held for sequence in (*self._running, *self._waiting))
 
-    def turn(self) -> bool:
-        """Runs one turn of the loop, with at most one step. Waits for a message if no request can run."""
-        if not self._take_messages():
-            return False
-        self._expire()
-        self._advance()
+    def _advance(self) -> None:
+        if time.monotonic() >= self._next_deadline:
+            self._expire()
+        self._compute()
         self._report()
-        return True
+
+    def _expire(self) -> None:
+        """Refuses the requests whose deadlines have passed."""
+        for sequence in expired((*self._running, *self._waiting)):
+            self._drop(sequence)
+            self._refuse(sequence.request, DEADLINE_PASSED)
+        self._next_deadline = min((each.deadline for each in (*self._running, *self._waiting)), default=math.inf)
 
     @abstractmethod
-    def _advance(self) -> None:
+    def _compute(self) -> None:
         """Admits requests, computes a step if any request runs, and emits its tokens."""
 
     @abstractmethod
-    def _give_up(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence) -> None:
         """Frees the resources of a running request that has ended."""
 
     @abstractmethod
@@ -119,60 +101,33 @@ class RequestLoop(ABC):
 
     # --- incoming messages
 
-    def _take_messages(self) -> bool:
-        wait = all(sequence.held for sequence in (*self._running, *self._waiting))
-        while True:
-            try:
-                message = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
-            wait = False
-            if isinstance(message, Stop):
-                return False
-            if isinstance(message, Cancel):
-                self._cancel(message.request)
-            elif isinstance(message, Hold):
-                self._hold(message)
-            else:
-                self._arrive(message)
+    def _take(self, message: Sequence | Hold | Cancel) -> None:
+        if isinstance(message, Cancel):
+            self._cancel(message.request)
+        elif isinstance(message, Hold):
+            self._hold(message)
+        else:
+            self._arrive(message)
 
-    def _arrive(self, arrival: Arrival) -> None:
-        params = arrival.params
-        queued = sum(sequence.missing for sequence in self._waiting)
-        if queued and queued + len(arrival.tokens) > self._queue_tokens:
+    def _arrive(self, sequence: Sequence) -> None:
+        queued = sum(waiting.missing for waiting in self._waiting)
+        if queued and queued + sequence.missing > self._queue_tokens:
             message = f"prompts of {queued} tokens wait, and at most {self._queue_tokens} may (ALLM_QUEUE_TOKENS)"
-            self._refuse(arrival.request, EngineError("OVERLOADED", message))
+            self._refuse(sequence.request, EngineError("OVERLOADED", message))
             return
-        if arrival.constraint is not None:
-            # Only the grammar ends the answer: cut elsewhere, it would not parse.
-            params = dataclasses.replace(params, stop=(), ignore_eos=False)
+        params = sequence.params
         try:
-            sampler = self._speaker.sampler(params, arrival.tokens, arrival.constraint, arrival.logprobs)
+            sampler = self._speaker.sampler(params, sequence.tokens, sequence.constraint, sequence.logprobs)
         except EngineError as error:
-            self._refuse(arrival.request, error)
+            self._refuse(sequence.request, error)
             return
-        prompt = len(arrival.tokens)
         context = self._speaker.ready.context_tokens
-        deadline = math.inf if arrival.deadline is None else arrival.deadline
-        self._next_deadline = min(self._next_deadline, deadline)
+        sequence.sampler = sampler
+        sequence.last_token = min(context, sequence.prompt_tokens + params.max_tokens) if params.max_tokens else context
         self._arrivals += 1
-        self._waiting.append(
-            Sequence(
-                request=arrival.request,
-                client=arrival.client,
-                tokens=arrival.tokens,
-                prompt_tokens=prompt,
-                last_token=min(context, prompt + params.max_tokens) if params.max_tokens else context,
-                params=params,
-                sampler=sampler,
-                text=TextAssembler(params.stop),
-                logprobs=None if arrival.logprobs is None else HeldLogprobs(),
-                special=arrival.special,
-                cache_key=arrival.cache_key,
-                arrival=self._arrivals,
-                deadline=deadline,
-            )
-        )
+        sequence.arrival = self._arrivals
+        self._waiting.append(sequence)
+        self._next_deadline = min(self._next_deadline, sequence.deadline)
 
     def _cancel(self, request: int) -> None:
         for sequence in (*self._running, *self._waiting):
@@ -193,19 +148,6 @@ class RequestLoop(ABC):
         for sequence in (*self._running, *self._waiting):
             if sequence.request == message.request:
                 sequence.held = message.held
-
-    def _expire(self) -> None:
-        """Ends the requests whose deadline has passed, both running and waiting ones."""
-        now = time.monotonic()
-        if now < self._next_deadline:
-            return
-        for sequence in [each for each in (*self._running, *self._waiting) if each.deadline <= now]:
-            self._drop(sequence)
-            self._refuse(sequence.request, EngineError("TIMEOUT", "the caller's deadline has passed"))
-        self._next_deadline = min((each.deadline for each in (*self._running, *self._waiting)), default=math.inf)
-
-    def _refuse(self, request: int, error: EngineError) -> None:
-        self._send(Refused(request=request, code=error.code, message=error.message, param=error.param))
 
     # --- admission order
 
@@ -250,7 +192,7 @@ class RequestLoop(ABC):
             elif len(sequence.tokens) >= sequence.last_token:
                 finish, text = "length", text + sequence.text.flush()
         if text or finish:
-            logprobs = sequence.logprobs.take(sequence.text.shown) if sequence.logprobs else None
+            logprobs = sequence.held_logprobs.take(sequence.text.shown) if sequence.held_logprobs else None
             self._pieces.append(Piece(sequence.request, text, finish, sequence.generated, sequence.cached, logprobs))
         if finish:
             self._retire(sequence)
@@ -258,15 +200,15 @@ class RequestLoop(ABC):
     def _push(self, sequence: Sequence, sampled: Sampled) -> str:
         """Adds a token's text, and its logprob if the token has text. Returns the text that may be shown."""
         piece = self._speaker.piece(sampled.token, sequence.special)
-        if piece and sequence.logprobs and sampled.logprob:
-            sequence.logprobs.add(sequence.text.decoded, sampled.logprob)
+        if piece and sequence.held_logprobs and sampled.logprob:
+            sequence.held_logprobs.add(sequence.text.decoded, sampled.logprob)
         return sequence.text.push(piece)
 
     def _retire(self, sequence: Sequence) -> None:
         """Ends a running request and frees its resources immediately."""
         self._running.remove(sequence)
         self._speaker.free_sampler(sequence.sampler)
-        self._give_up(sequence)
+        self._free(sequence)
         self._forget(sequence.client)
 
     def _report(self) -> None:

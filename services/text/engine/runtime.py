@@ -75,7 +75,7 @@ class Runtime(Protocol):
         """Returns the bytes that a token adds to the text: a control token's name if `special`, nothing for an end."""
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends the model's turn."""
+        """Returns True if the token ends the model's turn."""
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Any | None, logprobs: int | None

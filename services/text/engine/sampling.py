@@ -29,7 +29,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the next token is always the one with the highest logit."""
+        """True if the next token is always the one with the highest logit."""
         return self.temperature == 0 and not (
             self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1.0
         )

@@ -1,34 +1,57 @@
-"""A request inside the batch loop."""
+"""A request inside the batch loop, and its logprobs that wait until the text of their tokens is shown."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.text.engine.kv_cells import Holding
-from services.text.engine.logprobs import HeldLogprobs
+from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
-from services.text.engine.text import TextAssembler
+from services.text.engine.stop_strings import TextAssembler
+
+
+class HeldLogprobs:
+    """The queue of tokens' logprobs. A logprob leaves it when its token's first character is sent."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[int, TokenLogprob]] = deque()
+
+    def add(self, start: int, logprob: TokenLogprob) -> None:
+        """Adds a token's logprob. `start` is the number of whole characters before the token."""
+        self._held.append((start, logprob))
+
+    def take(self, shown: int) -> list[TokenLogprob]:
+        """Removes and returns the logprobs of the tokens that begin within the first `shown` characters."""
+        taken = []
+        while self._held and self._held[0][0] < shown:
+            taken.append(self._held.popleft()[1])
+        return taken
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request: its tokens, the number of computed tokens, and their cells."""
+    """One request, whose prompt fits the context: its tokens, the number of computed tokens, and their cells."""
 
     request: int
     client: str
     tokens: list[int]  # prompt, then generated tokens
-    prompt_tokens: int
-    last_token: int  # total tokens (prompt included) at which the answer ends by length
     params: SamplingParams
-    sampler: Any
-    text: TextAssembler
-    logprobs: HeldLogprobs | None  # None if the request asks for none
-    special: bool  # whether control tokens show in the text
-    cache_key: str  # the client's name of the request's session, or empty
-    arrival: int  # order of arrival
+    constraint: Any | None = None  # from `Runtime.constraint`
+    logprobs: int | None = None  # number of top alternatives to report per token; None: no logprobs
+    special: bool = False  # whether control tokens show in the text
+    cache_key: str = ""  # the client's name of the request's session, or empty
     deadline: float = math.inf  # on the monotonic clock; the caller has given up by then
+    prompt_tokens: int = field(init=False)
+    text: TextAssembler = field(init=False)
+    held_logprobs: HeldLogprobs | None = field(init=False)
+    sampler: Any = field(init=False)  # the loop sets this field and the next two when it queues the request
+    last_token: int = field(init=False)  # total tokens (prompt included) at which the answer ends by length
+    arrival: int = field(init=False)  # order of arrival
     held: bool = False  # whether the caller does not read; computation pauses
     phase: str = "queue"  # queue, prefill or decode
     id: int = -1  # sequence id in the runtime while it runs
@@ -37,6 +60,14 @@ class Sequence:
     cached: int = 0  # prompt tokens that came from the prefix cache
     holding: Holding = field(default_factory=Holding)
     marks: list[int] = field(default_factory=list)  # positions of its prompt at which its state is kept
+
+    def __post_init__(self) -> None:
+        if self.constraint is not None:
+            # Only the grammar ends the answer: cut elsewhere, it would not parse.
+            self.params = replace(self.params, stop=(), ignore_eos=False)
+        self.prompt_tokens = len(self.tokens)
+        self.text = TextAssembler(self.params.stop)
+        self.held_logprobs = None if self.logprobs is None else HeldLogprobs()
 
     @property
     def keys(self) -> set[str]:
@@ -55,7 +86,7 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether only the newest token is missing, and it was generated."""
+        """True if only the newest token is missing, and it was generated."""
         return self.missing == 1 and len(self.tokens) > self.prompt_tokens
 
     @property

@@ -18,11 +18,10 @@ from __future__ import annotations
 import heapq
 
 from services.text.engine.kv_cells import BLOCK, CellLedger
-from services.text.engine.prefix import Entry, common_blocks
+from services.text.engine.prefix import Entry, StateCache, common_blocks
 from services.text.engine.prefix_reuse import WORTH_WAITING, PrefixReuse
 from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence
-from services.text.engine.state_cache import StateCache
 
 OPENING = BLOCK  # tokens at the end of a prompt that a template may spell differently once an answer follows
 WORTH_KEEPING = 8 * BLOCK  # tokens
@@ -53,12 +52,12 @@ class StateReuse(PrefixReuse):
         if sequence.begun or not self._may_reuse(sequence):
             return False
         found = self._entries.find(sequence.client, sequence.tokens[:-1])
-        there = found[1] if found else 0
-        if any(self._promised(sequence, other) >= there + WORTH_WAITING for other in running):
+        usable = found[1] if found else 0
+        if any(self._promised(sequence, other) >= usable + WORTH_WAITING for other in running):
             return True
         sequence.begun = True
         if found:
-            self._copy(sequence, there, found[0].id, found[0].holding)
+            self._copy(sequence, usable, found[0].id, found[0].holding)
             found[0].maker = sequence.arrival  # its user needs it as long as its own states
             if found[0].keys:
                 found[0].keys |= sequence.keys
@@ -76,11 +75,11 @@ class StateReuse(PrefixReuse):
         """Copies the state of an ended request to the prefix cache and frees its sequence id."""
         if self._on and sequence.computed >= BLOCK:
             self._keep(sequence, sequence.keys)
-        self.give_up(sequence)
+        self.release(sequence)
 
-    def give_up(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Frees a running request's cells and its sequence id. Cells that it shared now count as cached."""
-        super().give_up(sequence)
+        super().release(sequence)
         self._entries.trim()
 
     def _promised(self, sequence: Sequence, other: Sequence) -> int:

@@ -1,15 +1,40 @@
-"""Calls as JSON objects, `{"name": ..., "arguments": {...}}`, alone or in a list: the core of most dialects."""
+"""Calls as JSON objects, `{"name": ..., "arguments": {...}}`, alone, in a list, or each after an opening mark: the core
+of most dialects.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.text.parsers import json_text
+from services.text.parsers.parser import Tools
 from services.text.parsers.reader import Reader, Reading
-from services.text.parsers.tool_shape import Tools
 
 ARGUMENTS = ("arguments", "parameters")
 # Keys that models add and that are ignored.
 _IGNORED = ("type", "id")
 _KEYS = ("name", *ARGUMENTS, *_IGNORED)
+
+
+def marked_calls(
+    reader: Reader, tools: Tools, openers: tuple[str, ...], call: Callable[[str], Reading[bool]], closer: str = ""
+) -> Reading[None]:
+    """Reads to the end of the answer: text is content, and `call` reads after each of `openers`.
+
+    Without tools everything is content. `call` gets the opener and returns True if it read a call; otherwise the opener
+    is content and reading continues after it. `closer` is skipped after a call. Markup truncated by the end is dropped.
+    """
+    while opener := (yield from reader.until(openers if tools else (), reader.content)):
+        reader.hold()
+        yield from reader.take(len(opener))
+        called = yield from call(opener)
+        if called and closer:
+            yield from reader.skip(closer)
+        if reader.broken_off:
+            reader.drop()
+        elif not called:
+            reader.back()
+            reader.content((yield from reader.take(len(opener))))
 
 
 def call_objects(reader: Reader, tools: Tools) -> Reading[bool]:
@@ -67,7 +92,7 @@ class _CallObject:
             return True
         if key in ARGUMENTS and self._arguments is None:
             self._arguments = []
-            return (yield from json_text.arguments(self._reader, self._tell))
+            return (yield from json_text.arguments(self._reader, self._emit))
         if key in _IGNORED:
             return (yield from json_text.value(self._reader, lambda _: None))
         return False
@@ -78,7 +103,7 @@ class _CallObject:
         for text in self._arguments or ():
             self._reader.arguments(text)
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._started:
             self._reader.arguments(text)
         elif self._arguments is not None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.text.parsers import glm, harmony, hermes, llama3, mistral, nemotron, plain, qwen_xml
-from services.text.parsers.parser import Parser
-from services.text.parsers.tool_shape import ToolShape
+from services.text.parsers.parser import Parser, ToolShape
 
 __all__ = ["Dialect", "ToolShape", "choose"]
 
@@ -57,7 +56,7 @@ QWEN_XML = Dialect("qwen-xml", True, True, qwen_xml.parser, qwen_xml.call_gramma
 HERMES = Dialect("hermes", True, True, hermes.parser, hermes.call_grammar)
 LLAMA3 = Dialect("llama3", True, True, llama3.parser, llama3.call_grammar)
 # For templates without tools, or with an unknown tool format: the prompt describes the tools in the most common format.
-HERMES_TOLD = Dialect("hermes-told", False, False, hermes.parser, hermes.call_grammar)
+HERMES_IN_PROMPT = Dialect("hermes-in-prompt", False, False, hermes.parser, hermes.call_grammar)
 PLAIN = Dialect("plain", False, False, plain.parser, plain.call_grammar)
 
 # The first dialect whose patterns all match the template is chosen.
@@ -83,4 +82,4 @@ def choose(template: str, architecture: str) -> Dialect:
     for dialect, signs in _SIGNS:
         if all(re.search(sign, template) for sign in signs):
             return dialect
-    return PLAIN if _NO_SYSTEM.search(template) else HERMES_TOLD
+    return PLAIN if _NO_SYSTEM.search(template) else HERMES_IN_PROMPT

@@ -1,22 +1,26 @@
-"""The events of a parsed answer. Their texts are never empty."""
+"""The events of an answer, from a dialect's parser to the wire formats."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.text.conversation import FinishReason
+from services.text.engine.messages import TokenLogprob
+
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     """More of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """More of the model's text for the user."""
+class TextDelta:
+    """More of the answer's text. A parser's text is never empty; a running answer's may be if there are logprobs."""
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,12 @@ class CallStarted:
 
     index: int  # among the answer's calls, from 0
     name: str
+    id: str = ""  # empty in a parser's event
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments, as JSON text for the caller."""
+    """More of a call's arguments, as JSON text for the caller. Never empty."""
 
     index: int
     text: str
@@ -42,4 +47,12 @@ class CallEnded:
     index: int
 
 
-Event = Reasoning | Content | CallStarted | CallArguments | CallEnded
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete."""
+
+    reason: FinishReason
+
+
+ParsedEvent = ReasoningDelta | TextDelta | CallStarted | CallArguments | CallEnded
+AnswerEvent = ReasoningDelta | TextDelta | CallStarted | CallArguments | Finished  # of a running answer

@@ -13,9 +13,8 @@ import re
 from collections.abc import Sequence
 
 from services.text.parsers import lark
-from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.parser import Parser, ReadingParser, Tools, ToolShape, by_name
 from services.text.parsers.reader import Reader, Reading
-from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -101,8 +100,8 @@ def _stray(reader: Reader) -> Reading[None]:
 
 
 def _body(reader: Reader, *, thinks: bool) -> Reading[None]:
-    tell = reader.reasoning if thinks else reader.content
-    mark = yield from reader.until(_BODY_ENDS, tell)
+    emit = reader.reasoning if thinks else reader.content
+    mark = yield from reader.until(_BODY_ENDS, emit)
     if mark in ENDS:
         yield from reader.take(len(mark))
     if mark and thinks:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from services.text.parsers.reader import Reader, Reading, Tell
+from services.text.parsers.reader import Emit, Reader, Reading
 
 # The structure outside strings. `<` never occurs there; it begins the markup after a call.
 _STRUCTURE = re.compile(r'["{}\[\]<]')
@@ -29,39 +29,39 @@ def string(reader: Reader, known: Iterable[str]) -> Reading[str | None]:
         return None
     pieces: list[str] = []
     if not (yield from value(reader, pieces.append)):
-        reader.check_begun(known, "".join(pieces)[1:])
+        reader.check_prefix(known, "".join(pieces)[1:])
         return None
     found = parsed("".join(pieces))
     return found if isinstance(found, str) else None
 
 
-def value(reader: Reader, tell: Tell) -> Reading[bool]:
+def value(reader: Reader, emit: Emit) -> Reading[bool]:
     """Passes a value on unchanged. Returns False if it is incomplete, at the end or before markup."""
     yield from reader.skip_space()
     first = yield from reader.peek()
     if first == '"':
-        tell((yield from reader.take(1)))
-        return (yield from _rest_of_string(reader, tell))
+        emit((yield from reader.take(1)))
+        return (yield from _rest_of_string(reader, emit))
     if first and first in "{[":
-        return (yield from _nested(reader, tell))
+        return (yield from _nested(reader, emit))
     pieces: list[str] = []
     yield from reader.scan(_SCALAR_END, pieces.append)
     for piece in pieces:
-        tell(piece)
+        emit(piece)
     return bool(pieces)
 
 
-def arguments(reader: Reader, tell: Tell) -> Reading[bool]:
+def arguments(reader: Reader, emit: Emit) -> Reading[bool]:
     """Passes on a call's arguments, decoded if they are a string that holds JSON."""
     yield from reader.skip_space()
     first = yield from reader.peek()
     if first and first in "{[":
-        return (yield from value(reader, tell))
+        return (yield from value(reader, emit))
     pieces: list[str] = []
     whole = yield from value(reader, pieces.append)
     text = "".join(pieces)
     found = parsed(text) if whole else text
-    tell(found if isinstance(found, str) else "{}" if found is None and text == "null" else text)
+    emit(found if isinstance(found, str) else "{}" if found is None and text == "null" else text)
     return whole
 
 
@@ -74,17 +74,17 @@ def parsed(text: str) -> object:
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
-def _nested(reader: Reader, tell: Tell) -> Reading[bool]:
+def _nested(reader: Reader, emit: Emit) -> Reading[bool]:
     depth = 0
-    while char := (yield from reader.scan(_STRUCTURE, tell)):
+    while char := (yield from reader.scan(_STRUCTURE, emit)):
         if char == "<":
             return False
-        tell((yield from reader.take(1)))
+        emit((yield from reader.take(1)))
         if char == '"':
-            if not (yield from _rest_of_string(reader, tell)):
+            if not (yield from _rest_of_string(reader, emit)):
                 return False
         elif char in "{[":
             depth += 1
@@ -95,10 +95,10 @@ def _nested(reader: Reader, tell: Tell) -> Reading[bool]:
     return False
 
 
-def _rest_of_string(reader: Reader, tell: Tell) -> Reading[bool]:
-    while char := (yield from reader.scan(_STRING, tell)):
+def _rest_of_string(reader: Reader, emit: Emit) -> Reading[bool]:
+    while char := (yield from reader.scan(_STRING, emit)):
         # A backslash and the character after it are read together.
-        tell((yield from reader.take(1 if char == '"' else 2)))
+        emit((yield from reader.take(1 if char == '"' else 2)))
         if char == '"':
             return True
     return False

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from services.text.parsers.parser import Schema, ToolShape
 from services.text.parsers.schema_types import ANY, STRING, properties, required, resolved, types
-from services.text.parsers.tool_shape import Schema, ToolShape
 
 TEXT = r"CALL_TEXT: /(?s:.*)/"
 # Models learn JSON with and without these spaces. More are not allowed: at high temperatures models write only spaces.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.text.parsers import lark
-from services.text.parsers.call_object import call_object
-from services.text.parsers.marked_calls import marked_calls
-from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.call_object import call_object, marked_calls
+from services.text.parsers.parser import Parser, ReadingParser, Tools, ToolShape, by_name
 from services.text.parsers.reader import MIN_MARK, Reader, Reading
 from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
 TAG = "<|python_tag|>"
 # The optional separator between two calls.
@@ -38,10 +36,10 @@ def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     if tools:
         reader.hold()
         yield from reader.skip(TAG)
-        told = yield from _calls(reader, tools)
-        if reader.broken_off and (told or len(reader.held) >= MIN_MARK):
+        called = yield from _calls(reader, tools)
+        if reader.broken_off and (called or len(reader.held) >= MIN_MARK):
             reader.drop()
-        elif not told:
+        elif not called:
             reader.back()
     yield from marked_calls(reader, tools, (TAG,), lambda _: _calls(reader, tools))
 

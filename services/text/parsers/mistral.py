@@ -6,12 +6,10 @@ import re
 from collections.abc import Sequence
 
 from services.text.parsers import json_text, lark
-from services.text.parsers.call_object import call_objects
-from services.text.parsers.marked_calls import marked_calls
-from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.call_object import call_objects, marked_calls
+from services.text.parsers.parser import Parser, ReadingParser, Tools, ToolShape, by_name
 from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME_END = re.compile(r"[\[{\s]")
@@ -48,7 +46,7 @@ def _call(reader: Reader, tools: Tools) -> Reading[bool]:
     name: list[str] = []
     yield from reader.scan(_NAME_END, name.append)
     if reader.broken_off or "".join(name) not in tools:
-        reader.check_begun(tools, "".join(name))
+        reader.check_prefix(tools, "".join(name))
         return False
     reader.start_call("".join(name))
     if (yield from reader.skip(CALL_ID)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from services.text.parsers.json_text import parsed
+from services.text.parsers.parser import Schema
 from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.schema_types import ANY, STRING, properties, type_of, types
-from services.text.parsers.tool_shape import Schema
 
 # Templates print Python values into the conversation, and models imitate them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.text.parsers import lark
-from services.text.parsers.call_object import call_objects
-from services.text.parsers.marked_calls import marked_calls
-from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.call_object import call_objects, marked_calls
+from services.text.parsers.parser import Parser, ReadingParser, Tools, ToolShape, by_name
 from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
 OPEN, CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.parser import Parser, ReadingParser, ToolShape
 from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_shape import ToolShape
 
 
 def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:

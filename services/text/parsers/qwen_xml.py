@@ -15,12 +15,11 @@ import re
 from collections.abc import Sequence
 
 from services.text.parsers import lark
-from services.text.parsers.marked_calls import marked_calls
+from services.text.parsers.call_object import marked_calls
 from services.text.parsers.named_values import NamedValues
-from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.parser import Parser, ReadingParser, Tools, ToolShape, by_name
 from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -59,7 +58,7 @@ def _call(reader: Reader, tools: Tools, opener: str) -> Reading[bool]:
         return False
     name, whole = yield from _name(reader)
     if not whole or name not in tools:
-        reader.check_begun(tools, name)
+        reader.check_prefix(tools, name)
         return False
     reader.start_call(name)
     values = NamedValues(reader, tools[name])

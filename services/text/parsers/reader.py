@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-Tell = Callable[[str], None]
+Emit = Callable[[str], None]
 
 SPACE = " \t\r\n"
 # Markup that has not become a call within this many characters is text. This bounds buffering and rereading.
@@ -35,14 +35,14 @@ class _Spacing:
     def passed(self, text: str) -> str:
         if self._trim:
             text = text.lstrip(SPACE)
-        told = text.rstrip(SPACE)
-        space = text[len(told) :]
-        if told:
-            told = self.take_held() + told
+        visible = text.rstrip(SPACE)
+        space = text[len(visible) :]
+        if visible:
+            visible = self.take_held() + visible
             self._trim = False
         if space:
             self._held.append(space)
-        return told
+        return visible
 
     def take_held(self) -> str:
         held = "".join(self._held)
@@ -64,7 +64,7 @@ class Reader:
         self._cut = False
         self._broken_off = False
         self._held_from: int | None = None
-        self._events: list[Event] = []
+        self._events: list[ParsedEvent] = []
         self._content = _Spacing(trim=False)
         self._reasoning = _Spacing(trim=True)
         self._calls = 0
@@ -86,11 +86,11 @@ class Reader:
 
     def flush(self) -> None:
         """Emits buffered whitespace at the very end."""
-        for spacing, event in ((self._reasoning, Reasoning), (self._content, Content)):
+        for spacing, event in ((self._reasoning, ReasoningDelta), (self._content, TextDelta)):
             if held := spacing.take_held():
                 self._events.append(event(held))
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[ParsedEvent]:
         """Returns and clears the events so far."""
         events, self._events = self._events, []
         return events
@@ -155,20 +155,20 @@ class Reader:
         self._at += len(mark)
         return True
 
-    def scan(self, pattern: re.Pattern[str], tell: Tell) -> Reading[str]:
+    def scan(self, pattern: re.Pattern[str], emit: Emit) -> Reading[str]:
         """Passes text on up to a character that `pattern` matches. Returns it unread; empty at the end."""
         while True:
             found = pattern.search(self._text, self._at, self._end)
             end = found.start() if found else self._end
             if end > self._at:
-                tell(self._text[self._at : end])
+                emit(self._text[self._at : end])
                 self._at = end
             if found:
                 return found[0]
             if not (yield from self.more()):
                 return ""
 
-    def until(self, marks: tuple[str, ...], tell: Tell, most: int | None = None) -> Reading[str]:
+    def until(self, marks: tuple[str, ...], emit: Emit, most: int | None = None) -> Reading[str]:
         """Passes text on up to the first of `marks`. Returns the mark unread; empty at the end.
 
         Stops after `most` characters, also with an empty result.
@@ -179,7 +179,7 @@ class Reader:
             if left is not None and end - self._at > left:
                 end, mark = self._at + left, ""
             if end > self._at:
-                tell(self._text[self._at : end])
+                emit(self._text[self._at : end])
                 left = None if left is None else left - (end - self._at)
                 self._at = end
             if mark or left == 0:
@@ -189,7 +189,7 @@ class Reader:
                 if self._broken_off and len(self.rest) >= MIN_MARK:
                     self.drop()
                 if rest := self._text[self._at : self._end][:left]:
-                    tell(rest)
+                    emit(rest)
                     self._at += len(rest)
                 return ""
 
@@ -255,7 +255,7 @@ class Reader:
         self._reasoning.drop()
         self._content.drop()
 
-    def check_begun(self, known: Iterable[str], text: str) -> None:
+    def check_prefix(self, known: Iterable[str], text: str) -> None:
         """Resets `broken_off` if the truncated name `text` is not the prefix of a known one."""
         if not any(name.startswith(text) for name in known):
             self._broken_off = False
@@ -265,14 +265,14 @@ class Reader:
     def content(self, text: str) -> None:
         """Emits text for the user."""
         self._held_from = None
-        if told := self._content.passed(text):
-            self._events.append(Content(told))
+        if emitted := self._content.passed(text):
+            self._events.append(TextDelta(emitted))
 
     def reasoning(self, text: str) -> None:
         """Emits reasoning."""
         self._held_from = None
-        if told := self._reasoning.passed(text):
-            self._events.append(Reasoning(told))
+        if emitted := self._reasoning.passed(text):
+            self._events.append(ReasoningDelta(emitted))
 
     def end_reasoning(self) -> None:
         """Ends a reasoning block. The whitespace around its end belongs to the markup."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.text.parsers.tool_shape import Schema
+from services.text.parsers.parser import Schema
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})

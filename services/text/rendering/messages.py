@@ -1,14 +1,14 @@
 """Messages between the text service and a renderer process, which holds one chat template.
 
-The renderer sends `Ready`, and then answers each order with `Begun`, followed by `Prepared`, `Rendered`, `Broken` or
-`Refused`.
+The renderer sends `Ready`, and then answers each order with `Begun`, followed by `Prepared`, `Rendered` or `Refused`:
+the template does not compile, rejects the conversation, or fails on it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.messages import Begun, Ready, Unusable
+from services.sandbox.messages import Begun, Ready, Refused, Unusable
 from services.text.conversation import Message
 
 
@@ -44,20 +44,5 @@ class Rendered:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The template does not compile; the message gives the reason."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The template rejects the conversation, or fails on it; the message is for the caller."""
-
-    message: str
-
-
 ToRenderer = Prepare | Render
-FromRenderer = Ready | Unusable | Begun | Prepared | Rendered | Broken | Refused
-Answer = Prepared | Rendered | Broken | Refused
+FromRenderer = Ready | Unusable | Begun | Prepared | Rendered | Refused

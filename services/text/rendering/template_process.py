@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from services.cancellation import is_cancelled
-from services.errors import AllmError, Internal, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
-from services.sandbox.messages import Begun
-from services.sandbox.start import ConfinedGone, ConfinedStart
+from services.errors import InvalidRequest, ModelInvalid, ModelNotReady
+from services.sandbox.messages import Refused
+from services.sandbox.pool import ProcessPool
+from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import thinks
-from services.text.rendering.messages import (
-    Answer,
-    Broken,
-    FromRenderer,
-    Prepare,
-    Prepared,
-    Refused,
-    Render,
-    Rendered,
-    ToRenderer,
-)
-from services.worker.process import WorkerDied, WorkerProcess
+from services.text.rendering.messages import FromRenderer, Prepare, Prepared, Render, Rendered
 
 MODULE = "services.text.rendering"
 CPU_SECONDS = 5.0  # for a template, and for each conversation; long ones need a tenth of it
 ANSWER_SECONDS = 60.0  # wall time; the process has a separate, shorter limit of processor time
-TRIES = 2  # attempts, if the process had ended while idle
 TOOL_FIELDS = ("name", "description", "parameters", "strict")
 LIMITS = "more processor time or memory than a template may have"
 
-log = logging.getLogger(__name__)
+A = TypeVar("A", Prepared, Rendered)
 
 
 class TemplateProcess:
@@ -42,19 +31,24 @@ class TemplateProcess:
     def __init__(self, model_id: str, queue: int, cpu_seconds: float = CPU_SECONDS) -> None:
         """`queue`: the most conversations that may wait. `cpu_seconds`: the processor time limit of each."""
         self._model_id = model_id
-        self._queue = queue
+        self._program = ConfinedProgram(
+            module=MODULE, messages=FromRenderer, name=model_id, kind="the renderer of prompts"
+        )
+        self._pool: ProcessPool[FromRenderer] = ProcessPool(
+            self._start,
+            most=1,
+            queue=max(0, queue - 1),
+            seconds=ANSWER_SECONDS,
+            busy=lambda waiting: f"{waiting + 1} prompts of {model_id} are being rendered: try again later",
+        )
         self._cpu_seconds = cpu_seconds
-        self._waiting = 0
-        self._turn = asyncio.Lock()
         self._prepare: Prepare | None = None
-        self._starting: asyncio.Task[WorkerProcess[FromRenderer]] | None = None
-        self._tasks: set[asyncio.Task[Answer]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.thinks = False  # whether the template supports a reasoning effort; if not, requests must not set one
 
-    def start(self) -> asyncio.Task[WorkerProcess[FromRenderer]]:
+    def start(self) -> None:
         """Starts the process in the background, before `prepare` needs it."""
-        self._starting = self._starting or asyncio.create_task(_started(self._model_id))
-        return self._starting
+        self._pool.start_soon()
 
     async def prepare(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
         """Compiles the template; an empty one means the default template.
@@ -65,10 +59,10 @@ class TemplateProcess:
         """
         order = Prepare(source=source, bos=bos, eos=eos, add_bos=add_bos, cpu_seconds=self._cpu_seconds)
         try:
-            answer = await self._apart(order)
+            answer = await self._apart(order, Prepared)
         except ConfinedGone as gone:
             raise ModelInvalid(f"the model's chat template takes {LIMITS}, even before a conversation") from gone
-        if isinstance(answer, Broken):
+        if isinstance(answer, Refused):
             raise ModelInvalid(answer.message)
         self._prepare, self.thinks = order, thinks(source)
 
@@ -83,95 +77,53 @@ class TemplateProcess:
             ModelNotReady: the model is closed during the call.
             Internal: the process cannot be started.
         """
-        if self._waiting >= self._queue:
-            raise Overloaded(f"{self._waiting} prompts of {self._model_id} are being rendered: try again later")
-        told = json.dumps([{name: getattr(tool, name) for name in TOOL_FIELDS} for tool in tools])
+        fields = json.dumps([{name: getattr(tool, name) for name in TOOL_FIELDS} for tool in tools])
         try:
-            answer = await self._apart(Render(messages=messages, tools=told, effort=effort))
+            answer = await self._apart(Render(messages=messages, tools=fields, effort=effort), Rendered)
         except ConfinedGone as gone:
             message = f"the model's chat template takes {LIMITS} with this conversation"
             raise InvalidRequest(message, param="messages") from gone
-        if isinstance(answer, Rendered):
-            return answer.text
         if isinstance(answer, Refused):
             raise InvalidRequest(answer.message, param="messages")
-        raise Internal(f"the renderer of {self._model_id} said {type(answer).__name__} in the place of a prompt")
+        return answer.text
 
     async def close(self) -> None:
         """Stops the process immediately, even while it renders."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._end()
+        await self._pool.close()
 
-    async def _apart(self, order: ToRenderer) -> Answer:
-        """Returns the answer to an order. The exchange survives its caller, so that the channel stays in sync."""
-        task = asyncio.create_task(self._exchange(order))
+    async def _apart(self, order: Prepare | Render, kind: type[A]) -> A | Refused:
+        """Returns the answer to an order. The exchange survives its caller, so that the process stays in use."""
+        task = asyncio.create_task(self._exchange(order, kind))
         self._tasks.add(task)
-        self._waiting += 1
         task.add_done_callback(self._done)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled() and not is_cancelled():
                 # Its model was closed, for example because its worker died; the next one gets a new renderer.
-                raise ModelNotReady(f"{self._model_id} has just been ended; ask again") from None
+                raise ModelNotReady(f"{self._model_id} was just ended; try again") from None
             raise
 
-    def _done(self, task: asyncio.Task[Answer]) -> None:
-        self._waiting -= 1
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved; the caller may be gone
 
-    async def _exchange(self, order: ToRenderer) -> Answer:
-        async with self._turn:
-            for last in (*(False,) * (TRIES - 1), True):
-                try:
-                    return await self._answer(await self._process(), order)
-                except ConfinedGone as gone:
-                    log.warning("the renderer of %s ended", self._model_id, extra={"begun": gone.begun})
-                    await self._end()
-                    if gone.begun or last:
-                        raise
-        raise AssertionError("the last try has raised")
+    async def _exchange(self, order: Prepare | Render, kind: type[A]) -> A | Refused:
+        async with self._pool.slot(), self._pool.process(order) as process:
+            return await process.answer(kind, Refused)
 
-    async def _process(self) -> WorkerProcess[FromRenderer]:
-        """Returns the process; a restarted one gets the template again."""
-        again = self._starting is None
+    async def _start(self) -> ConfinedProcess[FromRenderer]:
+        """Starts a process; a later one gets the template again."""
+        process: ConfinedProcess[FromRenderer] = await ConfinedProcess.start(self._program)
         try:
-            process = await self.start()
-        except AllmError:
-            self._starting = None
+            if self._prepare:
+                await process.begin(self._prepare, ANSWER_SECONDS)
+                await process.answer(Prepared)
+        except BaseException:
+            await process.close()
             raise
-        if again and self._prepare and not isinstance(await self._answer(process, self._prepare), Prepared):
-            raise Internal(f"the chat template of {self._model_id} was compiled before, and now is not")
         return process
-
-    async def _answer(self, process: WorkerProcess[FromRenderer], order: ToRenderer) -> Answer:
-        begun = False
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                process.send(order)
-                begun = isinstance(await process.receive(), Begun)
-                answer = await process.receive()
-        except (WorkerDied, TimeoutError) as error:
-            raise ConfinedGone(begun=begun) from error
-        if not isinstance(answer, Answer):
-            raise Internal(f"the renderer of {self._model_id} said {type(answer).__name__} in the place of an answer")
-        return answer
-
-    async def _end(self) -> None:
-        starting, self._starting = self._starting, None
-        if starting is None:
-            return
-        starting.cancel()
-        await asyncio.wait([starting])
-        if not starting.cancelled() and starting.exception() is None:
-            await starting.result().close()
-
-
-async def _started(model_id: str) -> WorkerProcess[FromRenderer]:
-    """Starts a process that is ready for a template. Raises Internal if that fails."""
-    start = ConfinedStart(module=MODULE, messages=FromRenderer, name=model_id, kind="the renderer of prompts")
-    return await start.run()

@@ -83,7 +83,7 @@ class Background:
             await record.fail(failure_of(error))
         except asyncio.CancelledError:
             if self._closing:
-                why = Failure(code="INTERNAL", message="the service was stopped meanwhile; ask again")
+                why = Failure(code="INTERNAL", message="the service was stopped meanwhile; try again")
                 await record.fail(why, wait=False)
             raise
         except Exception:
@@ -104,7 +104,7 @@ class Background:
             except StoreUnavailable:
                 continue  # the store has logged it
             except AllmError:
-                log.exception("the store of responses cannot be told that this process is alive")
+                log.exception("the store of responses cannot record that this process is alive")
                 continue
             for response_id, job in jobs:
                 if response_id not in wanted and job.record.response.running:  # cancelled or deleted
@@ -139,7 +139,7 @@ class _Record:
         If the store is unreachable, `wait` decides if the end waits for it. Raises StoreUnavailable.
         """
         self.response = response
-        if response.asked.streamed:
+        if response.settings.streamed:
             self._events += events
         due = response.status != self._status and (self._away_since is None or not response.running)
         if not due and time.monotonic() < self._next_write:

@@ -10,10 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from services.errors import InvalidRequest
 from services.text.engine.messages import TokenLogprob
 
+MAX_ID = 256  # characters of an id that a caller supplies
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Speaker = Literal["system", "developer", "user", "assistant"]
+MessageRole = Literal["system", "developer", "user", "assistant"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,7 +31,7 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     """A message."""
 
     id: str
-    role: Speaker
+    role: MessageRole
     content: tuple[Part, ...]
     status: ItemStatus = "completed"
 
@@ -73,3 +76,10 @@ class ItemReference(msgspec.Struct, frozen=True, kw_only=True):
 def new_id(kind: Literal["resp", "msg", "rs", "fc", "fco"]) -> str:
     """Returns a new unguessable id for a response, message, reasoning, call or call output."""
     return f"{kind}_{secrets.token_hex(24)}"
+
+
+def given_id(given: str | None, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
+    """Returns the caller's id, or a new one if the caller gave none. Raises InvalidRequest if the id is too long."""
+    if given and len(given) > MAX_ID:
+        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
+    return given or new_id(kind)

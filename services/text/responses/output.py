@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.text.engine.messages import TokenLogprob
+from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone
 from services.text.responses.item import (
     FunctionCallItem,
@@ -16,7 +17,6 @@ from services.text.responses.item import (
     ReasoningItem,
     new_id,
 )
-from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, ReasoningDelta, TextDelta
 
 Kind = Literal["text", "reasoning", "arguments"]
 
@@ -51,18 +51,18 @@ class Output:
         # Leading white space: it belongs to a message only if text follows.
         self._held: list[TextDelta] = []
 
-    def take(self, event: ChoiceEvent) -> list[Event]:
+    def take(self, event: AnswerEvent) -> list[Event]:
         """Returns the events for one event of the chat core."""
         if isinstance(event, TextDelta):
             return self._text(event)
         if isinstance(event, ReasoningDelta):
             opened = self._turn_to("reasoning", "rs") if self._kind != "reasoning" else []
             return [*opened, self._delta(event.text)]
-        if isinstance(event, CallBegun):
+        if isinstance(event, CallStarted):
             self._held.clear()
             return self._turn_to("arguments", "fc", event.id, event.name)
-        if isinstance(event, CallDelta):
-            return [self._delta(event.arguments)]
+        if isinstance(event, CallArguments):
+            return [self._delta(event.text)]
         return self.end("incomplete" if event.reason == "length" else "completed")
 
     def end(self, status: ItemStatus) -> list[Event]:
@@ -108,7 +108,7 @@ class Output:
     def _delta(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Delta:
         opened = self._open
         if opened is None:
-            raise AssertionError("the chat core opens a call before it tells more of it")
+            raise AssertionError("the chat core opens a call before it emits the arguments")
         opened.text.append(text)
         opened.logprobs += logprobs
         return Delta(len(self.items), opened.kind, opened.id, text, logprobs)

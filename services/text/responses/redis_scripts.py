@@ -41,7 +41,7 @@ local function find(client, id)
   return {status = found[3], heartbeat = tonumber(found[4])}
 end
 
--- Whether whoever makes a response is gone. A Redis that has only just come back has not heard from everybody yet.
+-- True if the process that generates a response is gone. Just after its start, Redis has not yet had every heartbeat.
 local function is_away(heartbeat, stale)
   if heartbeat >= now - stale then return false end
   if tonumber(ARGV[1]) then return true end
@@ -106,7 +106,7 @@ local function forget(client, id)
   end
 end
 
--- A response as it is told: what was found, body, status, failure, then the output.
+-- A response as GET returns it: found, body, status, failure, then the output.
 local function whole(id)
   local told = redis.call('HMGET', key('response', id), 'body', 'status', 'failure')
   local answer = {'found', told[1], told[2], told[3] or ''}

@@ -18,15 +18,22 @@ import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
 
 from services.errors import StoreUnavailable
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.text.responses import redis_scripts, store
 from services.text.responses.event import Event
 from services.text.responses.item import Item
-from services.text.responses.record import body_of, encode, event_of, failure_of, item_of, response_of
 from services.text.responses.response import Response, Status
+from services.text.responses.rows import body_of, encode, event_of, failure_of, item_of, response_of
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +50,13 @@ _ORPHANED = encode(store.ORPHANED)
 class RedisResponseStore:
     """See ResponseStore. `clock` returns seconds since 1970; None means the clock of Redis, which replicas share."""
 
-    def __init__(self, url: str, days: float, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        days: float,
+        clock: Callable[[], float] | None = None,
+        most_bytes: int = store.MAX_STORED_BYTES,
+    ) -> None:
         """Connects on first use. Raises SettingError if redis-py does not support an option of the URL."""
         retry: Any = Retry(NoBackoff(), 1, supported_errors=(ConnectionError,))  # for connections that Redis has closed
         try:
@@ -63,6 +76,7 @@ class RedisResponseStore:
         self._where = _place(url)
         self._seconds = days * store.DAY
         self._clock = clock
+        self._most_bytes = most_bytes
         self._written = 0  # bytes since the last sweep
         self._warned = -WARN_SECONDS
         register = self._redis.register_script
@@ -78,9 +92,11 @@ class RedisResponseStore:
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
-    async def check(self) -> None:
+    async def check(self, client: str) -> None:
         """See ResponseStore."""
-        await self._call(self._redis.ping)
+        if await self._size(client) >= self._most_bytes:
+            await self._sweep_client(client)  # the counter still has what has expired since
+            store.check_size(await self._size(client), self._most_bytes)
 
     # --- client operations
 
@@ -97,7 +113,7 @@ class RedisResponseStore:
 
     async def delete(self, client: str, response_id: str) -> None:
         """See ResponseStore."""
-        _there(await self._run(self._delete, client, response_id), response_id)
+        _existing(await self._run(self._delete, client, response_id), response_id)
 
     async def cancel(self, client: str, response_id: str) -> Response:
         """See ResponseStore."""
@@ -109,7 +125,7 @@ class RedisResponseStore:
     async def input_items(self, client: str, response_id: str) -> tuple[Item, ...]:
         """See ResponseStore."""
         found = await self._run(self._look, client, response_id, "input", 0, -1)
-        return tuple(map(item_of, _there(found, response_id)))
+        return tuple(map(item_of, _existing(found, response_id)))
 
     async def item(self, client: str, item_id: str) -> Item | None:
         """See ResponseStore."""
@@ -134,11 +150,11 @@ class RedisResponseStore:
         """See ResponseStore."""
         await self._keep(client, response, given, runner=runner, most=store.MAX_BACKGROUND)
 
-    async def advance(self, response: Response, told: Sequence[Event], first_event: int) -> bool:
+    async def advance(self, response: Response, events: Sequence[Event], first_event: int) -> bool:
         """See ResponseStore."""
         state = (response.id, response.status, body_of(response), _ids(response.output), first_event)
         items = list(map(encode, response.output))
-        return bool(await self._run(self._advance, *state, len(items), *items, *map(encode, told)))
+        return bool(await self._run(self._advance, *state, len(items), *items, *map(encode, events)))
 
     async def beat(self, runner: str, making: Collection[str]) -> set[str]:
         """See ResponseStore."""
@@ -148,7 +164,7 @@ class RedisResponseStore:
         """See ResponseStore."""
         first = min(max(after + 1, 0), MAX_PLACE)
         found = await self._run(self._look, client, response_id, "events", first, first + limit - 1)
-        return list(enumerate(map(event_of, _there(found, response_id)), first))
+        return list(enumerate(map(event_of, _existing(found, response_id)), first))
 
     # --- cleanup
 
@@ -156,22 +172,32 @@ class RedisResponseStore:
         """See ResponseStore. Redis expires old responses itself; this corrects counters and enforces the limits."""
         self._written = swept = 0
         cursor = 0
-        limits = (store.MAX_STORED, store.MAX_STORED_BYTES, store.SWEPT_AT_ONCE)
         while True:
             scan = functools.partial(self._redis.sscan, "allm:1:clients", cursor, count=CLIENTS_AT_ONCE)
             cursor, clients = await self._call(scan)
             for client in clients:
-                while deleted := await self._run(self._sweep, client, *limits):
-                    swept += deleted
+                swept += await self._sweep_client(client)
             if not cursor:
                 return swept
 
     # --- internals
 
+    async def _size(self, client: str) -> int:
+        """Returns the counter of a client's bytes, which has the name that `key` in the scripts makes."""
+        name = f"allm:1:size:{len(client.encode())}:{client}"
+        return int(await self._call(lambda: self._redis.get(name)) or 0)
+
+    async def _sweep_client(self, client: str | bytes) -> int:
+        swept = 0
+        limits = (store.MAX_STORED, store.MAX_STORED_BYTES, store.SWEPT_AT_ONCE)
+        while deleted := await self._run(self._sweep, client, *limits):
+            swept += deleted
+        return swept
+
     async def _keep(self, client: str, response: Response, given: Sequence[Item], *, runner: str, most: int) -> None:
-        asked = response.asked
-        facts = (response.id, asked.previous_response_id or "", repr(response.created))
-        state = (repr(response.created + self._seconds), response.status, runner, int(asked.background))
+        settings = response.settings
+        facts = (response.id, settings.previous_response_id or "", repr(response.created))
+        state = (repr(response.created + self._seconds), response.status, runner, int(settings.background))
         sides = (body_of(response), _ids(given), _ids(response.output), len(given))
         items = map(encode, (*given, *response.output))
         outcome, count = await self._run(self._add, client, *facts, *state, *sides, most, store.STALE_SECONDS, *items)
@@ -200,6 +226,8 @@ def _problem(error: Exception) -> str:
     """Describes an error so that an operator can act on it."""
     if isinstance(error, AuthenticationError | AuthorizationError):
         return "Redis refuses the user or the password"
+    if isinstance(error, OutOfMemoryError):
+        return "Redis is full (OOM): raise its maxmemory, or store less (ALLM_STORE_DAYS, ALLM_STORE_BYTES)"
     if isinstance(error, ConnectionError | OSError) and not isinstance(error, TimeoutError):
         return "Redis cannot be reached, or is still starting"
     if isinstance(error, ResponseError):
@@ -214,7 +242,7 @@ def _place(url: str) -> str:
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
 
 
-def _there(found: list[bytes], response_id: str) -> list[bytes]:
+def _existing(found: list[bytes], response_id: str) -> list[bytes]:
     if found[0] == b"none":
         raise store.not_found(response_id)
     return found[1:]
@@ -222,7 +250,7 @@ def _there(found: list[bytes], response_id: str) -> list[bytes]:
 
 def _response(found: list[bytes], response_id: str) -> Response:
     """Builds a response from the result of GET. Fields that the store changes itself are separate from the body."""
-    body, status, failure, *output = _there(found, response_id)
+    body, status, failure, *output = _existing(found, response_id)
     response = response_of(body)
     known: Status = msgspec.convert(status.decode(), Status)
     return msgspec.structs.replace(

@@ -23,7 +23,7 @@ class OutputName(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a response, except model and input. The last group of fields is only returned to the caller."""
 
     instructions: str | None = None
@@ -62,7 +62,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: str  # the model's id, not an alias
     created: float  # seconds since 1970
-    asked: Asked
+    settings: ResponseSettings = msgspec.field(name="asked")  # its name in stored responses
     status: Status = "in_progress"
     completed: float | None = None
     output: tuple[Item, ...] = ()
@@ -81,7 +81,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # id or alias
     input: tuple[Item | ItemReference, ...]
-    asked: Asked
+    settings: ResponseSettings
 
 
 def failure_of(error: AllmError) -> Failure:

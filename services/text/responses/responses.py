@@ -25,6 +25,8 @@ from services.text import limits
 from services.text.chat import Chat
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
+from services.text.manager import TextModels
+from services.text.parsers.events import AnswerEvent
 from services.text.responses.background import Background
 from services.text.responses.event import Event, Progress
 from services.text.responses.item import Item, ItemReference, new_id
@@ -32,7 +34,6 @@ from services.text.responses.response import Response, ResponseRequest
 from services.text.responses.run import Run
 from services.text.responses.store import ResponseStore
 from services.text.responses.transcript import messages_of, shortened
-from services.text.running_answer import ChoiceEvent
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,14 @@ FOLLOW_SECONDS = 0.1  # between two polls for new events of a background respons
 FOLLOWED_AT_ONCE = 256  # events
 OFF = "this server keeps no responses (ALLM_STORE=off)"
 
-Told = list[tuple[int, ChoiceEvent]]
+FirstEvents = list[tuple[int, AnswerEvent]]
 
 
 class Responses:
     """Generates responses with the chat core; without a store it keeps none. The caller must close it."""
 
-    def __init__(self, chat: Chat, store: ResponseStore | None) -> None:
+    def __init__(self, models: TextModels, chat: Chat, store: ResponseStore | None) -> None:
+        self._models = models
         self._chat = chat
         self._store = store
         self._background = Background(store) if store else None
@@ -65,7 +67,7 @@ class Responses:
 
     async def model_id(self, name: str) -> str:
         """Resolves an id or alias to the model id. Raises ModelNotFound."""
-        return await self._chat.model_id(name)
+        return (await self._models.find(name)).id
 
     @asynccontextmanager
     async def run(self, request: ResponseRequest, client: str) -> AsyncIterator[Run]:
@@ -75,15 +77,17 @@ class Responses:
             ResponseNotFound: the previous response does not exist.
             InvalidRequest: a referenced item does not exist, or the request is invalid.
             StoreUnavailable: the request needs the store, which is unreachable.
+            ModelNotFound: the model does not exist.
             Others as `Chat.complete`, and any error before the first token.
         """
         request = self._admit(request)
-        store = self._store if request.asked.store else None
+        store = self._store if request.settings.store else None
         if store:
-            await store.check()
+            await store.check(client)
         given, chat = await self._prepare(request, client)
-        async with self._answering(chat, client, shorten=request.asked.shorten) as (completion, first):
-            response = Response(id=new_id("resp"), model=completion.model_id, created=time.time(), asked=request.asked)
+        async with self._answering(chat, client, shorten=request.settings.shorten) as (completion, first):
+            settings = msgspec.structs.replace(request.settings, tools=chat.tools)
+            response = Response(id=new_id("resp"), model=completion.model_id, created=time.time(), settings=settings)
 
             async def keep(ended: Response) -> None:
                 if store:
@@ -100,19 +104,19 @@ class Responses:
         request = self._admit(request)
         if self._background is None:
             raise AssertionError("_admit refuses it")
-        model_id = await self._chat.servable_id(request.model)
+        model_id = await self._models.servable_id(request.model)
         await current_caller().admit()
+        await self._kept().check(client)
         given, chat = await self._prepare(request, client)
-        response = Response(
-            id=new_id("resp"), model=model_id, created=time.time(), asked=request.asked, status="queued"
-        )
+        settings = msgspec.structs.replace(request.settings, tools=chat.tools)
+        response = Response(id=new_id("resp"), model=model_id, created=time.time(), settings=settings, status="queued")
 
         @asynccontextmanager
         async def running(begun: Response) -> AsyncIterator[Run]:
             async def keep(_: Response) -> None:
                 """Does nothing: `Background` stores the result."""
 
-            async with self._answering(chat, client, shorten=request.asked.shorten) as (completion, first):
+            async with self._answering(chat, client, shorten=request.settings.shorten) as (completion, first):
                 yield Run(begun, completion, first, keep, opening=("in_progress",))
 
         await self._background.start(client, response, given, running)
@@ -121,7 +125,7 @@ class Responses:
     async def count(self, request: ResponseRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `run`."""
         _, chat = await self._prepare(request, client)
-        return await self._chat.count(chat, client)
+        return await self._chat.count(await self._models.find(chat.model), chat, client)
 
     # --- stored responses
 
@@ -160,7 +164,9 @@ class Responses:
         if after:
             ids = [item.id for item in items]
             if after not in ids:
-                raise InvalidRequest(f"'after' names {after[:80]!r}, which is no item of the response.", param="after")
+                raise InvalidRequest(
+                    f"'after' names {after[:80]!r}, which is not an item of the response.", param="after"
+                )
             start = ids.index(after) + 1
         return items[start : start + limit], len(items) > start + limit
 
@@ -174,14 +180,14 @@ class Responses:
         store = self._kept()
         while True:
             response = await store.get(client, response_id)  # read before its events, so that none is missed
-            if not response.asked.streamed:
+            if not response.settings.streamed:
                 message = "Only a response that was made with 'background' and 'stream' can be streamed later."
                 raise InvalidRequest(message, param="stream")
-            told = await store.events(client, response_id, after, FOLLOWED_AT_ONCE)
-            if told:
-                after = told[-1][0]
-                yield told
-                if isinstance(told[-1][1], Progress) and told[-1][1].step in ("completed", "incomplete", "failed"):
+            events = await store.events(client, response_id, after, FOLLOWED_AT_ONCE)
+            if events:
+                after = events[-1][0]
+                yield events
+                if isinstance(events[-1][1], Progress) and events[-1][1].step in ("completed", "incomplete", "failed"):
                     return
             elif not response.running:
                 if response.status == "failed":  # its replica died before it could store the event
@@ -199,47 +205,47 @@ class Responses:
 
     def _admit(self, request: ResponseRequest) -> ResponseRequest:
         """Returns the request with `store` resolved. Raises Unsupported if the request needs a missing store."""
-        asked = request.asked
+        settings = request.settings
         if self._store is None:
-            wanted = {"store": asked.store, "background": asked.background}
+            wanted = {"store": settings.store, "background": settings.background}
             for name, value in wanted.items():
                 if value:
                     raise Unsupported(f"'{name}' is not possible: {OFF}", param=name)
-        store = self._store is not None and asked.store is not False
-        if asked.background and not store:
+        store = self._store is not None and settings.store is not False
+        if settings.background and not store:
             raise InvalidRequest("'background' needs 'store'.", param="background")
-        return msgspec.structs.replace(request, asked=msgspec.structs.replace(asked, store=store))
+        return msgspec.structs.replace(request, settings=msgspec.structs.replace(settings, store=store))
 
     async def _prepare(self, request: ResponseRequest, client: str) -> tuple[tuple[Item, ...], ChatRequest]:
         """Returns the new items, and the checked request for the chat core."""
-        asked = request.asked
+        settings = request.settings
         if len(request.input) > limits.MAX_MESSAGES:
             message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
             raise InvalidRequest(message, param="input")
         before: tuple[Item, ...] = ()
-        if asked.previous_response_id:
+        if settings.previous_response_id:
             if self._store is None:
                 raise Unsupported(f"'previous_response_id' is not possible: {OFF}", param="previous_response_id")
-            before = await self._store.conversation(client, asked.previous_response_id)
+            before = await self._store.conversation(client, settings.previous_response_id)
             if current_caller().identity.models:  # a key must not read the output of a model that it may no longer use
-                self._chat.check_allowed((await self._store.get(client, asked.previous_response_id)).model)
+                self._models.check_allowed((await self._store.get(client, settings.previous_response_id)).model)
         given = tuple([await self._resolved(item, client) for item in request.input])
         if not given and not before:
             raise InvalidRequest("Missing required parameter: 'input'.", param="input")
         chat = ChatRequest(
             model=request.model,
-            messages=messages_of((*before, *given), asked.instructions),
-            sampling=asked.sampling,
-            tools=asked.tools,
-            tool_choice=asked.tool_choice,
-            parallel_tool_calls=asked.parallel_tool_calls,
-            output=asked.output,
-            logprobs=asked.logprobs,
-            reasoning_effort=asked.reasoning_effort,
-            cache_key=asked.prompt_cache_key or "",
+            messages=messages_of((*before, *given), settings.instructions),
+            sampling=settings.sampling,
+            tools=settings.tools,
+            tool_choice=settings.tool_choice,
+            parallel_tool_calls=settings.parallel_tool_calls,
+            output=settings.output,
+            logprobs=settings.logprobs,
+            reasoning_effort=settings.reasoning_effort,
+            cache_key=settings.prompt_cache_key or "",
         )
         limits.check(chat)
-        return given, chat
+        return given, await self._chat.checked(chat)
 
     async def _resolved(self, item: Item | ItemReference, client: str) -> Item:
         if not isinstance(item, ItemReference):
@@ -252,13 +258,15 @@ class Responses:
     @asynccontextmanager
     async def _answering(
         self, chat: ChatRequest, client: str, *, shorten: bool
-    ) -> AsyncIterator[tuple[Completion, Told]]:
+    ) -> AsyncIterator[tuple[Completion, FirstEvents]]:
         """Yields a completion with its first events. `shorten` drops the oldest turns until the conversation fits."""
         shorter = shortened(chat.messages) if shorten else iter(())
         while True:
             async with AsyncExitStack() as stack:
                 try:
-                    completion = await stack.enter_async_context(self._chat.complete(chat, client))
+                    # Found anew: a response may have waited for its turn, and its model may have changed meanwhile.
+                    stored = await self._models.find(chat.model)
+                    completion = await stack.enter_async_context(self._chat.complete(stored, chat, client))
                     first = await completion.ready()
                 except ContextLengthExceeded:
                     messages = next(shorter, None)

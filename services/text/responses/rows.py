@@ -1,4 +1,4 @@
-"""The SQLite tables of stored responses, and the reads and writes within a transaction."""
+"""The SQLite tables of stored responses, their reads and writes in a transaction, and the JSON of all stores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from services.text.responses.event import Event
 from services.text.responses.item import Item
-from services.text.responses.record import body_of, encode, event_of, item_of, response_of
-from services.text.responses.response import Response
+from services.text.responses.response import Failure, Response
 
+encode = msgspec.json.Encoder().encode
+response_of = msgspec.json.Decoder(Response).decode
+failure_of = msgspec.json.Decoder(Failure).decode
+item_of = msgspec.json.Decoder[Item](Item).decode
+event_of = msgspec.json.Decoder[Event](Event).decode
 VERSION = 1
 SCHEMA = """
 CREATE TABLE responses (
@@ -48,6 +54,11 @@ INPUT, OUTPUT = 0, 1
 RUNNING = "status IN ('queued', 'in_progress')"
 
 
+def body_of(response: Response) -> bytes:
+    """Encodes a response without its output: items are stored separately, so that each is written once."""
+    return encode(msgspec.structs.replace(response, output=()))
+
+
 class Row(NamedTuple):
     """A stored response with the columns that only the store uses."""
 
@@ -73,7 +84,7 @@ def insert(
         (
             response.id,
             client,
-            response.asked.previous_response_id,
+            response.settings.previous_response_id,
             response.created,
             expires,
             response.status,
@@ -123,11 +134,11 @@ def item(connection: sqlite3.Connection, client: str, item_id: str, now: float) 
     return item_of(found[0]) if found else None
 
 
-def add_events(connection: sqlite3.Connection, response_id: str, first: int, told: Iterable[Event]) -> None:
+def add_events(connection: sqlite3.Connection, response_id: str, first: int, events: Iterable[Event]) -> None:
     """Stores events for clients that follow the response. Existing events are not replaced."""
     connection.executemany(
         "INSERT OR IGNORE INTO events VALUES (?, ?, ?)",
-        [(response_id, position, encode(event)) for position, event in enumerate(told, first)],
+        [(response_id, position, encode(event)) for position, event in enumerate(events, first)],
     )
 
 

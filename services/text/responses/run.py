@@ -11,10 +11,10 @@ import msgspec
 
 from services.errors import AllmError
 from services.text.completion import Completion
+from services.text.parsers.events import AnswerEvent
 from services.text.responses.event import Event, Progress
 from services.text.responses.output import Output
 from services.text.responses.response import Response, Status, failure_of
-from services.text.running_answer import ChoiceEvent
 
 Keep = Callable[[Response], Awaitable[None]]
 
@@ -26,7 +26,7 @@ class Run:
         self,
         response: Response,
         completion: Completion,
-        first: Sequence[tuple[int, ChoiceEvent]],
+        first: Sequence[tuple[int, AnswerEvent]],
         keep: Keep,
         opening: Sequence[Literal["created", "in_progress"]] = ("created", "in_progress"),
     ) -> None:
@@ -34,7 +34,7 @@ class Run:
         self.response = response
         self.failure: AllmError | None = None
         self._completion = completion
-        self._told: Sequence[tuple[int, ChoiceEvent]] = first
+        self._first: Sequence[tuple[int, AnswerEvent]] = first
         self._keep = keep
         self._opening = opening
         self._output = Output()
@@ -61,14 +61,14 @@ class Run:
         return self.response
 
     async def _advance(self, batch: list[Event]) -> None:
-        told = self._told or await self._completion.ready()
-        self._told = ()
-        for _, event in told:
+        events = self._first or await self._completion.ready()
+        self._first = ()
+        for _, event in events:
             batch += self._output.take(event)
         if not self._completion.finished:
             return
         usage = self._completion.usage
-        if self._completion.choices[0].said.finish == "length":
+        if self._completion.choices[0].content.finish == "length":
             ended = self._ended("incomplete", usage=usage, incomplete="max_output_tokens")
         else:
             ended = self._ended("completed", usage=usage, completed=time.time())

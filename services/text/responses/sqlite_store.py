@@ -1,4 +1,7 @@
-"""Stored responses in a SQLite file, which the text replicas of one host share."""
+"""Stored responses in a SQLite file, which the text replicas of one host share.
+
+Every write is a transaction. The tables are defined in rows.py.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,75 @@ from pathlib import Path
 
 import msgspec
 
+from services.storage.shared_sqlite import SharedSqliteFile
 from services.text.responses import rows, store
-from services.text.responses.database import Database
 from services.text.responses.event import Event
 from services.text.responses.item import Item
 from services.text.responses.response import Response
 
 
+class Database(SharedSqliteFile):
+    """An open database. The caller must close it."""
+
+    application_id = 0x616C7273  # `alrs`
+    noun = "store of responses"
+    remedy = "move it away, set another ALLM_HOME, or keep no responses (ALLM_STORE=off)"
+    pragmas = ("foreign_keys = ON", "secure_delete = ON")  # deleted content is overwritten
+
+    @classmethod
+    async def open(cls, path: Path, schema: str, version: int) -> Database:
+        """Opens the file, or creates it from `schema`.
+
+        Raises:
+            DatabaseUnusable: the file is damaged, is not such a database, or an incompatible allm version wrote it.
+        """
+        database = cls(path, "responses-database", schema, version)
+        await database._opened()
+        return database
+
+
 class SqliteResponseStore:
     """See ResponseStore. `clock` returns seconds since 1970."""
 
-    def __init__(self, database: Database, days: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        database: Database,
+        days: float,
+        clock: Callable[[], float] = time.time,
+        most_bytes: int = store.MAX_STORED_BYTES,
+    ) -> None:
         self._database = database
+        self._most_bytes = most_bytes
         self._seconds = days * store.DAY
         self._clock = clock
         self._written = 0  # bytes since the last sweep
 
     @classmethod
-    async def open(cls, path: Path, days: float, clock: Callable[[], float] = time.time) -> SqliteResponseStore:
+    async def open(
+        cls,
+        path: Path,
+        days: float,
+        clock: Callable[[], float] = time.time,
+        most_bytes: int = store.MAX_STORED_BYTES,
+    ) -> SqliteResponseStore:
         """Opens or creates the file. Raises DatabaseUnusable."""
-        return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock)
+        return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock, most_bytes)
 
     async def close(self) -> None:
         """Closes the file."""
         await self._database.close()
 
-    async def check(self) -> None:
+    async def check(self, client: str) -> None:
         """See ResponseStore. A file is always reachable."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            (size,) = connection.execute(
+                "SELECT coalesce(sum(bytes), 0) FROM responses WHERE client = ? AND expires > ?",
+                (client, self._clock()),
+            ).fetchone()
+            return int(size)
+
+        store.check_size(await self._database.read(work), self._most_bytes)
 
     # --- client operations
 
@@ -74,7 +119,7 @@ class SqliteResponseStore:
 
         def work(connection: sqlite3.Connection) -> Response:
             found = self._get(connection, client, response_id)
-            if not found.asked.background:
+            if not found.settings.background:
                 raise store.synchronous()
             if not found.running:
                 return found
@@ -124,7 +169,7 @@ class SqliteResponseStore:
 
         self._written += await self._database.write(work)
 
-    async def advance(self, response: Response, told: Sequence[Event], first_event: int) -> bool:
+    async def advance(self, response: Response, events: Sequence[Event], first_event: int) -> bool:
         """See ResponseStore."""
 
         def work(connection: sqlite3.Connection) -> bool:
@@ -134,7 +179,7 @@ class SqliteResponseStore:
             ).fetchone()
             if found:
                 rows.update(connection, response)
-                rows.add_events(connection, response.id, first_event, told)
+                rows.add_events(connection, response.id, first_event, events)
             return bool(found)
 
         return await self._database.write(work)

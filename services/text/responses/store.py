@@ -25,7 +25,7 @@ SWEEP_BYTES = 256 * 1024 * 1024  # this many bytes written by this process trigg
 STALE_SECONDS = 8.0  # a replica with an older heartbeat is considered gone
 SWEPT_AT_ONCE = 500  # deletions per transaction, which blocks other writers
 
-ORPHANED = Failure(code="INTERNAL", message="the replica that made the response is gone; ask again")
+ORPHANED = Failure(code="INTERNAL", message="the replica that made the response is gone; try again")
 
 
 class ResponseStore(Protocol):
@@ -34,8 +34,12 @@ class ResponseStore(Protocol):
     async def close(self) -> None:
         """Closes the file or the connections."""
 
-    async def check(self) -> None:
-        """Raises the error of `add` if the store is unreachable, so that no response is generated in vain."""
+    async def check(self, client: str) -> None:
+        """Raises an error if nothing can be stored for the client, so that no response is generated in vain.
+
+        Raises:
+            InvalidRequest: the client's responses have as many bytes as they may.
+        """
 
     # --- client operations
 
@@ -75,7 +79,7 @@ class ResponseStore(Protocol):
     async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
         """Stores a queued response that `runner` will generate. Raises Overloaded."""
 
-    async def advance(self, response: Response, told: Sequence[Event], first_event: int) -> bool:
+    async def advance(self, response: Response, events: Sequence[Event], first_event: int) -> bool:
         """Stores the progress and events of a background response. Returns False if it was cancelled or deleted."""
 
     async def beat(self, runner: str, making: Collection[str]) -> set[str]:
@@ -100,7 +104,7 @@ def not_found(response_id: str) -> ResponseNotFound:
 
 def gap(response_id: str, *, within: bool) -> ResponseNotFound:
     """Returns the error for a missing previous response; `within`: it is further back in the conversation."""
-    how = ", which the conversation goes through, is no longer there." if within else " not found."
+    how = ", which is part of the conversation, no longer exists." if within else " not found."
     return ResponseNotFound(f"Previous response with id '{response_id[:80]}'{how}", param="previous_response_id")
 
 
@@ -119,6 +123,16 @@ def too_long() -> InvalidRequest:
 def synchronous() -> InvalidRequest:
     """Returns the error for cancelling a response that is not in the background."""
     return InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
+
+
+def check_size(size: int, most: int) -> None:
+    """Raises InvalidRequest if a client's stored responses have as many bytes as they may."""
+    if size >= most:
+        raise InvalidRequest(
+            f"Your stored responses have {size} bytes, and {most} are allowed (ALLM_STORE_BYTES): delete some, or send "
+            "'store': false.",
+            param="store",
+        )
 
 
 def crowded(running: int) -> Overloaded:

@@ -41,7 +41,7 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Messag
                 last = _assistant(messages)
                 messages[-1] = replace(last, reasoning=f"{last.reasoning}\n{thought}".strip())
         else:
-            _say(messages, item)
+            _add_message(messages, item)
     # Drops reasoning that no text or call follows: it is not a message.
     return tuple(one for one in messages if one.role != "assistant" or one.content or one.tool_calls)
 
@@ -64,7 +64,7 @@ def shortened(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
         drop *= 2
 
 
-def _say(messages: list[Message], item: MessageItem) -> None:
+def _add_message(messages: list[Message], item: MessageItem) -> None:
     text = "".join(part.text for part in item.content)
     if item.role == "assistant":
         last = _assistant(messages, new_after_content=True)

@@ -54,11 +54,11 @@ async def _content(first: httpbody_pb2.HttpBody, others: AsyncIterator[httpbody_
 def _failed(error: grpc.aio.AioRpcError) -> httpx2.Response:
     """Formats the error as the gateway does."""
     metadata = dict(error.trailing_metadata() or ())
-    told = error_pb2.ErrorStatus.FromString(metadata[DETAILS]).error
+    reported = error_pb2.ErrorStatus.FromString(metadata[DETAILS]).error
     body = {
-        "message": told.message,
-        "type": told.type,
-        "param": told.param.string_value or None,
-        "code": told.code.string_value or None,
+        "message": reported.message,
+        "type": reported.type,
+        "param": reported.param.string_value or None,
+        "code": reported.code.string_value or None,
     }
     return httpx2.Response(int(metadata["x-http-status"]), json={"error": body})

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2_grpc
@@ -15,16 +16,9 @@ from allm.openai.v1 import audio_service_pb2_grpc
 from services.audio.api.facade import AudioFacade
 from services.audio.api.servicer import TranscriptionServicer
 from services.audio.api.uploads import Uploads
-from services.audio.engine.messages import Segment, TokenLogprob, Word
+from services.audio.engine.messages import Finished, LanguageFound, Segment, TokenLogprob, Word
 from services.audio.sound.source import LiveFeed, RawSound, SoundSource
-from services.audio.transcription import (
-    Event,
-    Finished,
-    LanguageFound,
-    SegmentDone,
-    Started,
-    TranscriptionRequest,
-)
+from services.audio.transcription import Event, Started, TranscriptionRequest
 from services.errors import ModelNotFound
 
 MODEL = "whisper-scripted"
@@ -58,19 +52,19 @@ SEGMENTS = (segment(0, 0.0, 3.32, " The beach was a popular spot."), segment(1, 
 TEXT = "The beach was a popular spot. People swam, and ran."
 
 
-def told(segments: Sequence[Segment] = SEGMENTS, language: str = "en") -> list[Event]:
+def scripted_events(segments: Sequence[Segment] = SEGMENTS, language: str = "en") -> list[Event]:
     """Returns the events that the core sends for audio with these segments."""
     tokens = sum(len(each.logprobs or ()) for each in segments)
-    found = [LanguageFound(language, 0.75)] if segments else []
-    done = [SegmentDone(each) for each in segments]
-    return [Started(MODEL), *found, *done, Finished(language if segments else "", SECONDS, SPEECH_SECONDS, tokens)]
+    found = [LanguageFound(1, language, 0.75)] if segments else []
+    language = language if segments else ""
+    return [Started(MODEL), *found, *segments, Finished(1, language, SECONDS, SPEECH_SECONDS, tokens)]
 
 
 @dataclass
 class ScriptedTranscriptions:
     """Records requests and sends the scripted events once all the audio has arrived."""
 
-    events: Sequence[Event] = field(default_factory=told)
+    events: Sequence[Event] = field(default_factory=scripted_events)
     between: Callable[[Event], Awaitable[None]] | None = None  # called before each event; may raise
     requests: list[TranscriptionRequest] = field(default_factory=list)
     sounds: list[bytes] = field(default_factory=list)
@@ -78,26 +72,31 @@ class ScriptedTranscriptions:
     clients: list[str] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request has ended in any way
 
-    async def model_id(self, name: str) -> str:
-        """Returns the id of the only model."""
+    async def find(self, name: str) -> SimpleNamespace:
+        """Returns the only model."""
         if name != MODEL:
             raise ModelNotFound(f"The model `{name}` does not exist.")
-        return MODEL
+        return SimpleNamespace(id=MODEL)
 
     @asynccontextmanager
     async def transcribe(
-        self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None, client: str
+        self,
+        stored: SimpleNamespace,
+        request: TranscriptionRequest,
+        source: SoundSource,
+        raw: RawSound | None,
+        client: str,
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Yields the scripted events."""
         self.requests.append(request)
         self.raw.append(raw)
         self.clients.append(client)
         try:
-            yield self._told(source)
+            yield self._scripted(source)
         finally:
             self.left.set()
 
-    async def _told(self, source: SoundSource) -> AsyncIterator[Event]:
+    async def _scripted(self, source: SoundSource) -> AsyncIterator[Event]:
         """Yields a feed's first event immediately and its last event after the feed has ended."""
         for at, event in enumerate(self.events):
             if at == (len(self.events) - 1 if isinstance(source, LiveFeed) else 0):
@@ -118,8 +117,8 @@ async def served(core: ScriptedTranscriptions, folder: Path, at_once: int = 8) -
     """Serves both services over the core and yields a channel to them."""
     server = grpc.aio.server()
     uploads = Uploads(folder, LIMIT_BYTES, at_once)
-    audio_service_pb2_grpc.add_AudioServiceServicer_to_server(AudioFacade(core, uploads), server)
-    servicer = TranscriptionServicer(core, uploads)
+    audio_service_pb2_grpc.add_AudioServiceServicer_to_server(AudioFacade(core, core, uploads), server)
+    servicer = TranscriptionServicer(core, core, uploads)
     transcription_service_pb2_grpc.add_TranscriptionServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

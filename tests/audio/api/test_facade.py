@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 
 from services.audio.api import uploads
 from services.audio.api.facade import PIECE_BYTES
-from services.audio.engine.messages import VadOptions
-from services.audio.transcription import Event, Finished, SegmentDone
+from services.audio.engine.messages import Finished, Segment, VadOptions
+from services.audio.transcription import Event
 from services.errors import InvalidRequest
 from services.rest.openai import multipart
 from tests.audio.api.official_client import official_client
@@ -28,9 +28,9 @@ from tests.audio.api.scripted_transcriptions import (
     MODEL,
     TEXT,
     ScriptedTranscriptions,
+    scripted_events,
     segment,
     served,
-    told,
 )
 from tests.case import case
 
@@ -135,7 +135,7 @@ async def test_verbose_json(client: AsyncOpenAI) -> None:
     assert type(answer).model_validate(found, strict=False) == answer
 
 
-async def test_words_take_the_place_of_segments_or_stand_beside_them(client: AsyncOpenAI) -> None:
+async def test_words_replace_or_accompany_segments(client: AsyncOpenAI) -> None:
     only = await client.audio.transcriptions.create(
         file=FILE, model=MODEL, response_format="verbose_json", timestamp_granularities=["word"]
     )
@@ -174,7 +174,7 @@ async def test_logprobs(client: AsyncOpenAI, core: ScriptedTranscriptions) -> No
 
 
 async def test_silence(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
-    core.events = told(())
+    core.events = scripted_events(())
     assert (await client.audio.transcriptions.create(file=FILE, model=MODEL)).text == ""
     verbose = await client.audio.transcriptions.create(file=FILE, model=MODEL, response_format="verbose_json")
     assert (verbose.text, verbose.segments, verbose.language, verbose.duration) == ("", [], "", 8.47)
@@ -183,7 +183,7 @@ async def test_silence(client: AsyncOpenAI, core: ScriptedTranscriptions) -> Non
 
 
 async def test_a_long_answer_comes_whole(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
-    core.events = told([segment(at, at, at + 1, f" number {at}" * 60) for at in range(600)])
+    core.events = scripted_events([segment(at, at, at + 1, f" number {at}" * 60) for at in range(600)])
     answer = await client.audio.transcriptions.create(file=FILE, model=MODEL, response_format="verbose_json")
     assert len(answer.to_json(indent=None)) > 2 * PIECE_BYTES
     assert answer.segments is not None
@@ -197,7 +197,7 @@ TRANSLATIONS = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning"
 
 @TRANSLATIONS
 async def test_translations(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
-    core.events = told(language="de")
+    core.events = scripted_events(language="de")
     answer = await client.audio.translations.create(file=FILE, model=MODEL, prompt="Names.", temperature=0)
     assert answer.to_dict() == {"text": TEXT}
     request = core.requests[0]
@@ -223,7 +223,7 @@ async def test_translations(client: AsyncOpenAI, core: ScriptedTranscriptions) -
     ],
 )
 @TRANSLATIONS
-async def test_what_translations_do_not_have_is_refused(client: AsyncOpenAI, parameters: dict[str, Any]) -> None:
+async def test_parameters_unknown_to_translations_are_refused(client: AsyncOpenAI, parameters: dict[str, Any]) -> None:
     (name,) = parameters
     with pytest.raises(openai.BadRequestError) as caught:
         await client.audio.translations.create(file=FILE, model=MODEL, extra_body=parameters)
@@ -269,7 +269,7 @@ async def test_segments_stream_as_they_come(client: AsyncOpenAI, core: ScriptedT
     read = asyncio.Event()
 
     async def wait(event: Event) -> None:
-        if isinstance(event, SegmentDone) and event.segment.index == 1:
+        if isinstance(event, Segment) and event.index == 1:
             await read.wait()
 
     core.between = wait
@@ -282,14 +282,16 @@ async def test_segments_stream_as_they_come(client: AsyncOpenAI, core: ScriptedT
 
 
 async def test_a_silent_stream_is_only_done(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
-    core.events = told(())
+    core.events = scripted_events(())
     stream = await client.audio.transcriptions.create(file=FILE, model=MODEL, stream=True, response_format="text")
     (done,) = [event async for event in stream]
     assert (done.type, done.text) == ("transcript.text.done", "")
 
 
 async def test_deltas_joined_are_the_text(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
-    core.events = told([segment(at, at, at + 1, text) for at, text in enumerate(["  ", " one ", "", " two", "三 "])])
+    core.events = scripted_events(
+        [segment(at, at, at + 1, text) for at, text in enumerate(["  ", " one ", "", " two", "三 "])]
+    )
     stream = await client.audio.transcriptions.create(file=FILE, model=MODEL, stream=True)
     *deltas, done = [event async for event in stream]
     assert [event.delta for event in deltas] == ["one", "  two", "三"]
@@ -325,7 +327,7 @@ async def test_an_error_after_the_first_event_is_in_band(client: AsyncOpenAI, co
 
 async def test_refusals_name_the_parameter(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
     for parameters, param, says in [
-        ({"response_format": "diarized_json"}, "response_format", "speakers are not told apart"),
+        ({"response_format": "diarized_json"}, "response_format", "this server does not separate speakers"),
         ({"response_format": "mp3"}, "response_format", "one of json, text, srt, verbose_json, vtt"),
         ({"known_speaker_names": ["anna"]}, "known_speaker_names", "not supported"),
         ({"known_speaker_references": ["data:audio/wav;base64,AA"]}, "known_speaker_references", "not supported"),
@@ -433,7 +435,7 @@ async def test_an_object_may_come_as_json(channel: grpc.aio.Channel, core: Scrip
     assert core.requests[0].vad == VadOptions(threshold=0.75)
 
 
-async def test_what_is_left_of_a_file_over_the_limit_is_taken_before_the_answer(channel: grpc.aio.Channel) -> None:
+async def test_rest_of_an_oversized_file_is_read_before_the_answer(channel: grpc.aio.Channel) -> None:
     sent = 0
 
     async def long() -> AsyncIterator[httpbody_pb2.HttpBody]:
@@ -461,7 +463,7 @@ async def test_a_file_must_come_in_time(channel: grpc.aio.Channel, monkeypatch: 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(aiter(audio_service_pb2_grpc.AudioServiceStub(channel).CreateTranscription(slow())))
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "to come" in (caught.value.details() or "")
+    assert "to arrive" in (caught.value.details() or "")
 
 
 @pytest.mark.parametrize(
@@ -487,7 +489,7 @@ async def test_json_is_no_form(channel: grpc.aio.Channel) -> None:
         await asked(channel, b'{"model": "m"}', "application/json")
 
 
-async def test_who_hangs_up_while_uploading_leaves_nothing(channel: grpc.aio.Channel, tmp_path: Path) -> None:
+async def test_disconnect_during_the_upload_leaves_nothing(channel: grpc.aio.Channel, tmp_path: Path) -> None:
     sent = asyncio.Event()
 
     async def forever() -> AsyncIterator[httpbody_pb2.HttpBody]:
@@ -504,9 +506,7 @@ async def test_who_hangs_up_while_uploading_leaves_nothing(channel: grpc.aio.Cha
         await until(lambda: files(tmp_path) == 0)
 
 
-async def test_who_hangs_up_while_it_is_decoded_ends_it(
-    channel: grpc.aio.Channel, core: ScriptedTranscriptions
-) -> None:
+async def test_disconnect_during_decoding_ends_it(channel: grpc.aio.Channel, core: ScriptedTranscriptions) -> None:
     async def never(event: Event) -> None:
         if isinstance(event, Finished):
             await asyncio.Event().wait()

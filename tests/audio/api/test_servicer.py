@@ -12,9 +12,9 @@ import pytest
 from allm.audio.v1 import transcription_pb2, transcription_service_pb2, transcription_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from services.audio.engine.messages import VadOptions
+from services.audio.engine.messages import Finished, PartialText, Segment, VadOptions
 from services.audio.sound.source import RawSound
-from services.audio.transcription import Event, Finished, PartialText, SegmentDone
+from services.audio.transcription import Event
 from services.errors import InvalidRequest
 from tests.audio.api.scripted_transcriptions import (
     LIMIT_BYTES,
@@ -22,8 +22,8 @@ from tests.audio.api.scripted_transcriptions import (
     SEGMENTS,
     TEXT,
     ScriptedTranscriptions,
+    scripted_events,
     served,
-    told,
 )
 from tests.case import case
 
@@ -86,14 +86,14 @@ async def test_a_whole_transcript(stub: Any, core: ScriptedTranscriptions) -> No
     assert core.raw == [None]
 
 
-async def test_what_is_unset_is_left_to_the_server(stub: Any, core: ScriptedTranscriptions) -> None:
+async def test_unset_values_are_left_to_the_server(stub: Any, core: ScriptedTranscriptions) -> None:
     await stub.Transcribe(requests(None, SOUND))
     (request,) = core.requests
     assert (request.temperature, request.beam_size, request.language) == (None, None, "")
 
 
 async def test_translation(stub: Any, core: ScriptedTranscriptions) -> None:
-    core.events = told(language="de")
+    core.events = scripted_events(language="de")
     config = transcription_service_pb2.TranslationConfig(model=MODEL, vad_filter=False, beam_size=2)
     kind = transcription_service_pb2.TranslateRequest
     answer = await stub.Translate([kind(config=config), kind(audio=SOUND)])
@@ -111,7 +111,7 @@ async def test_raw_sound(stub: Any, core: ScriptedTranscriptions) -> None:
     assert core.raw == [RawSound(8000, 1, "s16le"), RawSound(8000, 1, "s16le"), RawSound(48_000, 2, "f32le")]
 
 
-async def test_how_speech_is_found(stub: Any, core: ScriptedTranscriptions) -> None:
+async def test_speech_detection(stub: Any, core: ScriptedTranscriptions) -> None:
     await stub.Transcribe(requests(Config(model=MODEL, vad=Vad(threshold=0.25, padding_ms=0)), SOUND))
     await stub.Transcribe(requests(Config(model=MODEL, vad=Vad(silence_duration_ms=900)), SOUND))
     first, second = core.requests
@@ -169,7 +169,7 @@ async def test_streams_that_are_not_as_they_should_be(stub: Any, sent: list[Requ
     assert says in (caught.value.details() or "")
 
 
-async def test_an_unknown_model_is_told_before_the_audio_comes(stub: Any) -> None:
+async def test_unknown_model_is_reported_before_the_audio_arrives(stub: Any) -> None:
     async def forever() -> AsyncIterator[Request]:
         yield Request(config=Config(model="whisper-17"))
         await asyncio.Event().wait()
@@ -189,7 +189,7 @@ async def test_a_file_over_the_limit(stub: Any) -> None:
     assert reason(caught.value)[1] == "audio"
 
 
-async def test_what_the_core_calls_a_file_is_audio_here(stub: Any, core: ScriptedTranscriptions) -> None:
+async def test_field_file_of_the_core_is_named_audio(stub: Any, core: ScriptedTranscriptions) -> None:
     async def fail(event: Event) -> None:
         raise InvalidRequest("this is no audio", param="file")
 
@@ -213,8 +213,8 @@ async def live(said: asyncio.Queue[bytes | None], config: Config | None = None) 
 
 
 async def test_answers_come_while_audio_still_goes(stub: Any, core: ScriptedTranscriptions) -> None:
-    *before, finished = told()
-    core.events = [*before[:2], PartialText("The beach", 0.0, 1.5), *before[2:], finished]
+    *before, finished = scripted_events()
+    core.events = [*before[:2], PartialText(1, "The beach", 0.0, 1.5), *before[2:], finished]
     said: asyncio.Queue[bytes | None] = asyncio.Queue()
     said.put_nowait(b"first")
     answers = aiter(stub.StreamTranscribe(live(said, Config(model=MODEL, words=True))))
@@ -250,7 +250,7 @@ async def test_a_caller_that_is_too_fast_is_held_back(stub: Any, core: ScriptedT
     sent = 0
 
     async def wait(event: Event) -> None:
-        if isinstance(event, SegmentDone):
+        if isinstance(event, Segment):
             await job.wait()
 
     async def fast() -> AsyncIterator[StreamRequest]:
@@ -287,7 +287,7 @@ async def test_live_needs_pauses(stub: Any) -> None:
     assert reason(caught.value) == ("INVALID_REQUEST", "vad_filter")
 
 
-async def test_who_hangs_up_ends_it(stub: Any, core: ScriptedTranscriptions) -> None:
+async def test_disconnect_ends_it(stub: Any, core: ScriptedTranscriptions) -> None:
     call = stub.StreamTranscribe(live(asyncio.Queue()))
     async with asyncio.timeout(PATIENCE_SECONDS):
         await anext(aiter(call))
@@ -306,7 +306,7 @@ async def test_the_callers_deadline_ends_it(stub: Any, core: ScriptedTranscripti
 
 async def test_an_error_of_the_core_ends_the_listening(stub: Any, core: ScriptedTranscriptions) -> None:
     async def fail(event: Event) -> None:
-        if isinstance(event, SegmentDone):
+        if isinstance(event, Segment):
             raise InvalidRequest("the sound breaks off", param="file")
 
     core.between = fail
@@ -318,7 +318,7 @@ async def test_an_error_of_the_core_ends_the_listening(stub: Any, core: Scripted
             await anext(answers)
 
 
-async def test_what_comes_after_a_second_config_is_not_told(stub: Any, core: ScriptedTranscriptions) -> None:
+async def test_events_after_a_second_config_are_not_sent(stub: Any, core: ScriptedTranscriptions) -> None:
     said: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def twice() -> AsyncIterator[StreamRequest]:
@@ -339,7 +339,7 @@ async def test_what_comes_after_a_second_config_is_not_told(stub: Any, core: Scr
 
 
 async def test_silence(stub: Any, core: ScriptedTranscriptions) -> None:
-    core.events = told(())
+    core.events = scripted_events(())
     answer = await stub.Transcribe(requests(None, SOUND))
     assert (answer.transcript.text, answer.transcript.language, len(answer.transcript.segments)) == ("", "", 0)
     assert isinstance(core.events[-1], Finished)

@@ -10,9 +10,9 @@ from services.audio.engine.loop import BatchLoop
 from services.audio.engine.messages import (
     Consumed,
     Decoding,
-    Detected,
     Finished,
-    Partial,
+    LanguageFound,
+    PartialText,
     Refused,
     Segment,
     Sound,
@@ -55,7 +55,7 @@ class EngineSession:
     def prepare(self) -> bool:
         """Prepares one block if one is ready."""
         preparation = self.preparation
-        busy = not self._to_preparation.empty() or any(map(preparation._can_go_on, preparation._feeds.values()))
+        busy = not self._to_preparation.empty() or any(map(preparation._can_process, preparation._feeds.values()))
         return busy and preparation.turn()
 
     def work(self, *requests: int) -> None:
@@ -75,16 +75,16 @@ class EngineSession:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def segments(self, request: int) -> list[Segment]:
-        return [one for told in self.of(Transcribed) if told.request == request for one in told.segments]
+        return [one for reported in self.of(Transcribed) if reported.request == request for one in reported.segments]
 
     def text(self, request: int) -> str:
         return "".join(segment.text for segment in self.segments(request))
 
-    def detected(self, request: int) -> Detected | None:
-        return next((one for one in self.of(Detected) if one.request == request), None)
+    def detected(self, request: int) -> LanguageFound | None:
+        return next((one for one in self.of(LanguageFound) if one.request == request), None)
 
-    def partials(self, request: int) -> list[Partial]:
-        return [one for one in self.of(Partial) if one.request == request]
+    def partials(self, request: int) -> list[PartialText]:
+        return [one for one in self.of(PartialText) if one.request == request]
 
     def consumed(self, request: int) -> int:
         return max((one.samples for one in self.of(Consumed) if one.request == request), default=0)

@@ -10,7 +10,16 @@ import numpy as np
 
 from services.audio.engine.chunk import Chunk, Closed, Opened
 from services.audio.engine.loop import BatchLoop
-from services.audio.engine.messages import Cancel, Decoding, Finished, Partial, Ready, Segment, Stepped, Transcribed
+from services.audio.engine.messages import (
+    Cancel,
+    Decoding,
+    Finished,
+    PartialText,
+    Segment,
+    Stepped,
+    Transcribed,
+    WhisperReady,
+)
 from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Floats, Step
 from services.audio.engine.window import HOP, Piece, Window
 from services.worker.messages import EngineError
@@ -68,7 +77,7 @@ class Scripted:
     vocabulary = FewWords()
 
     def __post_init__(self) -> None:
-        self.ready = Ready(languages=["en", "de"], multilingual=True, batch_windows=self.batch)
+        self.ready = WhisperReady(languages=["en", "de"], multilingual=True, batch_windows=self.batch)
         self.encode_windows = self.together
 
     def encode(self, mels: Floats) -> list[int]:
@@ -159,13 +168,13 @@ class LoopSession:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def segments(self, request: int) -> list[Segment]:
-        return [one for told in self.of(Transcribed) if told.request == request for one in told.segments]
+        return [one for reported in self.of(Transcribed) if reported.request == request for one in reported.segments]
 
     def text(self, request: int) -> str:
         return "".join(segment.text for segment in self.segments(request))
 
-    def partials(self, request: int) -> list[Partial]:
-        return [partial for partial in self.of(Partial) if partial.request == request]
+    def partials(self, request: int) -> list[PartialText]:
+        return [partial for partial in self.of(PartialText) if partial.request == request]
 
     @property
     def counters(self):

@@ -123,8 +123,8 @@ def slow_reference(sentences: list[Samples]) -> list[list[Spoken]]:
     return _spoken(reference("slow", TINY_EN_PT, sentences, make))
 
 
-def _spoken(told: list[list[tuple[str, float, float]]]) -> list[list[Spoken]]:
-    return [[Spoken(*word) for word in words] for words in told]
+def _spoken(reported: list[list[tuple[str, float, float]]]) -> list[list[Spoken]]:
+    return [[Spoken(*word) for word in words] for words in reported]
 
 
 def words_of(segments: list[Segment]) -> list[Spoken]:

@@ -13,22 +13,22 @@ import pytest
 from services.audio.engine.messages import (
     Cancel,
     Decoding,
-    Detected,
     EngineOptions,
     Failed,
     Finished,
     FromWorker,
+    LanguageFound,
     Load,
-    Partial,
-    Ready,
+    PartialText,
     Refused,
     Sound,
     Submit,
     Transcribed,
+    WhisperReady,
 )
 from services.audio.engine.window import Samples
-from services.worker.environment import worker_environ
 from services.worker.process import WorkerDied, WorkerProcess
+from services.worker.start import worker_environ
 from tests.audio.engine.recordings import samples_of, silence
 from tests.speech import librivox
 from tests.whisper_weights import base_ct2, tiny_en_ct2
@@ -61,13 +61,13 @@ def pcm(samples: Samples) -> bytes:
 
 
 def text(heard: list, request: int) -> str:
-    told = [message for message in heard if isinstance(message, Transcribed) and message.request == request]
-    return "".join(segment.text for message in told for segment in message.segments)
+    reported = [message for message in heard if isinstance(message, Transcribed) and message.request == request]
+    return "".join(segment.text for message in reported for segment in message.segments)
 
 
-async def test_a_worker_serves_many_requests_and_survives_whatever_they_send() -> None:
+async def test_worker_serves_many_requests_and_survives_any_input() -> None:
     async with worker(tiny_en_ct2()) as process:
-        ready = (await until(process, Ready))[-1]
+        ready = (await until(process, WhisperReady))[-1]
         assert (ready.languages, ready.multilingual) == (["en"], False)
         sound = pcm(samples_of(librivox()[4]))
         process.send(Sound(99, b"for nobody"))
@@ -94,13 +94,13 @@ async def test_a_worker_serves_many_requests_and_survives_whatever_they_send() -
 
 async def test_live_speech_has_partials_before_its_segments() -> None:
     async with worker(tiny_en_ct2()) as process:
-        await until(process, Ready)
+        await until(process, WhisperReady)
         sound = samples_of(librivox()[0])
         process.send(Submit(1, "a", Decoding(live=True)))
         heard: list = []
         for at in range(0, 5 * 16000, 8000):
             process.send(Sound(1, pcm(sound[at : at + 8000])))
-        heard += await until(process, Partial)
+        heard += await until(process, PartialText)
         assert not [message for message in heard if isinstance(message, Transcribed)]
         assert heard[-1].text.strip()
         process.send(Sound(1, pcm(sound[5 * 16000 :]), last=True))
@@ -111,19 +111,19 @@ async def test_live_speech_has_partials_before_its_segments() -> None:
 @pytest.mark.slow
 async def test_a_multilingual_model_finds_the_language() -> None:
     async with worker(base_ct2()) as process:
-        ready = (await until(process, Ready))[-1]
+        ready = (await until(process, WhisperReady))[-1]
         assert ready.multilingual
         assert {"en", "de", "zh"} <= set(ready.languages)
         process.send(Submit(1, "a", Decoding()))
         process.send(Sound(1, pcm(samples_of(librivox()[3])), last=True))
         heard = await until(process, Finished)
-    detected = [message for message in heard if isinstance(message, Detected)]
+    detected = [message for message in heard if isinstance(message, LanguageFound)]
     assert [one.language for one in detected] == ["en"]
     assert detected[0].probability > 0.5
 
 
 @pytest.mark.parametrize(("runtime", "code"), [("faster_whisper", "MODEL_INVALID"), ("julius", "UNSUPPORTED")])
-async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path, runtime: str, code: str) -> None:
+async def test_unloadable_model_is_reported(tmp_path: Path, runtime: str, code: str) -> None:
     (tmp_path / "model.bin").write_bytes(b"nothing of a model")
     async with worker(tmp_path, runtime) as process:
         failed = (await until(process, Failed))[-1]
@@ -132,7 +132,7 @@ async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path, runtime: st
 
 async def test_a_worker_ends_with_its_service() -> None:
     async with worker(tiny_en_ct2()) as process:
-        await until(process, Ready)
+        await until(process, WhisperReady)
         process._channel.close()
         with pytest.raises(WorkerDied):
             async with asyncio.timeout(LIMIT):

@@ -87,7 +87,7 @@ def test_windows_are_shared_out_among_the_lanes() -> None:
     assert max(map(len, session.runtime.decoded)) <= 2
 
 
-def test_nothing_is_told_of_a_request_that_is_cancelled_while_it_is_computed() -> None:
+def test_cancelled_request_sends_no_result() -> None:
     session = LoopSession(Parallel(11, 1200))
     session.ask(1, 11)
     session.ask(2, 12)
@@ -106,7 +106,7 @@ def test_nothing_is_told_of_a_request_that_is_cancelled_while_it_is_computed() -
     assert [message.request for message in session.of(Finished)] == [3]
 
 
-def test_a_partial_that_comes_after_its_final_is_not_told() -> None:
+def test_partial_after_its_final_is_not_sent() -> None:
     session = LoopSession(Parallel(30))
     session.open(1, LIVE)
     session.put(chunk(1, 0, 30, partial=True))
@@ -120,7 +120,7 @@ def test_a_partial_that_comes_after_its_final_is_not_told() -> None:
     assert session.text(1) == " w31"
 
 
-def test_what_a_lane_cannot_compute_is_refused_and_the_other_goes_on() -> None:
+def test_failing_lane_refuses_and_the_other_continues() -> None:
     session = LoopSession(Parallel())
     session.runtime.faults[11] = EngineError("INTERNAL", "no")
     session.ask(1, 11)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.audio.engine.messages import Decoding, Detected, EngineOptions, Partial, VadOptions
+from services.audio.engine.messages import Decoding, EngineOptions, LanguageFound, PartialText, VadOptions
 from services.audio.engine.runtime import Decoded, Floats, Step
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from tests.audio.engine.engine_session import EngineSession
@@ -80,7 +80,7 @@ def test_silence_and_noise_have_no_text(model: FasterWhisper) -> None:
     hum = (0.1 * np.sin(np.arange(12 * SECOND) * 2 * np.pi * 100 / SECOND)).astype(np.float32)
     session = EngineSession(model)
     assert session.transcribe([silence(12), noise, hum, np.zeros(40 * SECOND, np.float32)], Decoding()) == [[]] * 4
-    assert not session.of(Detected)
+    assert not session.of(LanguageFound)
 
 
 def test_silence_between_sentences_is_left_out_and_times_are_the_files(model: FasterWhisper) -> None:
@@ -102,8 +102,8 @@ def test_live_speech_comes_in_phrases_while_it_goes_on(model: FasterWhisper) -> 
     for at in range(0, len(sound), SECOND // 4):
         session.feed(request, sound[at : at + SECOND // 4])
         session.settle()
-    told = [message for message in session.sent if isinstance(message, Partial) or hasattr(message, "segments")]
-    assert isinstance(told[0], Partial)
+    reported = [message for message in session.sent if isinstance(message, PartialText) or hasattr(message, "segments")]
+    assert isinstance(reported[0], PartialText)
     assert "amiable" in session.text(request)
     partials = session.partials(request)
     assert 3 <= len(partials) <= len(sound) / SECOND

@@ -10,8 +10,8 @@ from services.audio.engine.chunk import Closed, Opened, Seek, Taken
 from services.audio.engine.messages import (
     Cancel,
     Decoding,
-    Detected,
     Finished,
+    LanguageFound,
     Refused,
     Stepped,
     Stop,
@@ -75,7 +75,7 @@ def test_a_batch_has_a_bound_and_windows_may_be_encoded_together() -> None:
     assert all(len(batch) <= 2 for batch in session.runtime.encoded)
 
 
-def test_segments_are_told_in_the_order_of_the_file_whatever_fails_in_between() -> None:
+def test_segments_are_sent_in_file_order_despite_failures() -> None:
     session = LoopSession(Scripted(batch=4))
     session.runtime.script[11] = [LOOPING, LOOPING, LOOPING]
     session.ask(1, 11, 12, 13)
@@ -147,7 +147,7 @@ def test_without_voice_detection_windows_are_filled_up() -> None:
     assert session.runtime.encoded == [[(11, 3000)]]
 
 
-def test_where_every_temperature_fails_the_likeliest_is_taken() -> None:
+def test_likeliest_result_is_used_if_every_temperature_fails() -> None:
     session = LoopSession(Scripted())
     tries = [Decoded(spoken(50 + index), -3.0 + (index == 2), 0.0) for index in range(6)]
     session.runtime.script[11] = [DOUBTED, *tries]
@@ -171,19 +171,19 @@ def test_silence_gives_no_text_and_is_not_tried_again() -> None:
     session.ask(1, 11)
     session.work(1)
     assert session.segments(1) == []
-    assert not session.of(Detected)
+    assert not session.of(LanguageFound)
     assert len(session.runtime.decoded) == 1
 
 
-def test_a_language_is_found_in_the_first_window_and_told_once() -> None:
+def test_language_is_detected_in_the_first_window_and_sent_once() -> None:
     session = LoopSession(Scripted(batch=4))
     session.ask(1, 11, 12, 13, decoding=DETECT)
     session.work(1)
-    assert session.of(Detected) == [Detected(1, "de", 0.75)]
+    assert session.of(LanguageFound) == [LanguageFound(1, "de", 0.75)]
     assert session.runtime.encoded[0] == [(11, 1500)]
     assert all(prompt[1] == 1011 for prompt in session.runtime.prompts.values())
-    told = [type(message) for message in session.sent if isinstance(message, Detected | Transcribed)]
-    assert told[0] is Detected
+    reported = [type(message) for message in session.sent if isinstance(message, LanguageFound | Transcribed)]
+    assert reported[0] is LanguageFound
 
 
 def test_a_language_found_in_silence_does_not_count() -> None:
@@ -198,7 +198,7 @@ def test_a_language_found_in_silence_does_not_count() -> None:
     session.runtime.detect = lambda windows: found.extend(windows) or [("en", 0.9)]  # type: ignore[method-assign]
     session.work(1)
     assert found == [12]
-    assert session.of(Detected) == [Detected(1, "en", 0.9)]
+    assert session.of(LanguageFound) == [LanguageFound(1, "en", 0.9)]
 
 
 def test_a_window_begins_where_the_text_of_the_one_before_ended() -> None:
@@ -348,7 +348,7 @@ def test_every_step_has_its_heartbeat() -> None:
     assert set(range(1, calls + 1)) <= set(steps)
 
 
-def test_what_comes_for_a_request_that_is_gone_is_ignored() -> None:
+def test_messages_for_an_ended_request_are_ignored() -> None:
     session = LoopSession(Scripted())
     session.put(chunk(9, 0, 1), Closed(9, 0), Cancel(9))
     session.ask(1, 11)
@@ -361,7 +361,7 @@ def test_no_sound_is_an_empty_text() -> None:
     session.open(1)
     session.put(Closed(1, 0))
     session.work(1)
-    assert session.of(Finished) == [Finished(1, 0.0, 0.0, 0)]
+    assert session.of(Finished) == [Finished(1, "", 0.0, 0.0, 0)]
 
 
 def test_stop_ends_the_loop() -> None:
@@ -379,7 +379,7 @@ def test_requests_of_different_languages_share_a_batch(languages: list[str]) -> 
     assert session.runtime.decoded == [[11 + request for request in range(len(languages))]]
 
 
-def test_where_the_text_stops_in_the_middle_of_a_window_the_rest_is_decoded_on_its_own() -> None:
+def test_rest_of_a_window_is_decoded_separately() -> None:
     session = LoopSession(Scripted())
     stopped = [*spoken(5, end=2.0), BEGIN + 100]
     session.runtime.script[11] = [Decoded(stopped, GOOD, 0.0), Decoded(spoken(12), GOOD, 0.0)]
@@ -396,7 +396,7 @@ def test_where_the_text_stops_in_the_middle_of_a_window_the_rest_is_decoded_on_i
     assert session.of(Finished)[0].speech_seconds == 10.0
 
 
-def test_what_follows_the_last_border_of_a_window_of_speech_belongs_to_it() -> None:
+def test_text_after_the_last_border_belongs_to_the_window() -> None:
     session = LoopSession(Scripted())
     session.runtime.script[11] = [Decoded([*spoken(5, end=2.0), BEGIN + 100, 6], GOOD, 0.0)]
     session.ask(1, 11)
@@ -413,7 +413,7 @@ def test_times_never_go_back() -> None:
     assert [(one.start, one.end) for one in session.segments(1)] == [(5.0, 6.0), (6.0, 6.0)]
 
 
-def test_what_is_late_is_never_encoded_and_ends_before_the_next_step() -> None:
+def test_expired_request_is_never_encoded_and_ends_before_the_next_step() -> None:
     session = LoopSession(Scripted(batch=4))
     now = time.monotonic()
     session.put(Opened(1, "a", ENGLISH, [], now - 1), chunk(1, 0, 11))
@@ -438,7 +438,7 @@ def test_after_a_step_that_took_too_long_fewer_windows_are_decoded_together(monk
     assert [session.text(request) for request in (1, 2)] == [" w11 w21", " w12 w22"]
 
 
-def test_when_a_request_is_begun_with_is_told_once_and_before_its_text() -> None:
+def test_start_of_a_request_is_reported_once_and_before_its_text() -> None:
     session = LoopSession(Scripted(batch=1))
     session.ask(1, 11, 12)
     session.ask(2, 21)

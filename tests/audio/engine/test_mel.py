@@ -35,7 +35,7 @@ def test_one_window_is_the_reference_s() -> None:
                 np.testing.assert_allclose(mel, padded(reference(samples, n_mels)), atol=1e-4, rtol=0)
 
 
-def test_what_is_beyond_a_window_is_left_out() -> None:
+def test_samples_beyond_a_window_are_left_out() -> None:
     samples = announcement()
     np.testing.assert_array_equal(log_mel(samples, 80), log_mel(samples[:WINDOW_SAMPLES], 80))
 

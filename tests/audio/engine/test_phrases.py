@@ -25,7 +25,7 @@ def test_a_single_time_at_the_end_ends_the_window() -> None:
     assert (found.advance, found.whole) == (1200, True)
 
 
-def test_what_follows_the_last_pair_is_left_to_the_next_window() -> None:
+def test_text_after_the_last_pair_is_left_to_the_next_window() -> None:
     tokens = [at(0), 1, at(2), at(2.5), 2, at(5), at(6), 3, 4]
     found = cut(tokens, BEGIN, 3000)
     assert approximate(found) == [(0.0, 2.0, tokens[:3]), (2.5, 5.0, tokens[3:6])]
@@ -62,7 +62,7 @@ def test_a_window_always_moves_on_and_never_beyond_its_sound() -> None:
         assert cut([at(0), 1, at(last), at(last)], BEGIN, 500).advance == 500
 
 
-def test_whatever_the_tokens_are_nothing_is_lost_before_the_last_border() -> None:
+def test_no_token_before_the_last_border_is_lost() -> None:
     generator = np.random.default_rng(5)
     for _ in range(500):
         tokens = [int(one) for one in generator.choice([1, 2, 3, at(1), at(2), at(9)], generator.integers(0, 12))]
@@ -72,7 +72,7 @@ def test_whatever_the_tokens_are_nothing_is_lost_before_the_last_border() -> Non
         assert 0 < found.advance <= 1000
 
 
-def test_what_follows_the_last_pair_is_kept_where_no_window_follows() -> None:
+def test_text_after_the_last_pair_is_kept_in_the_last_window() -> None:
     tokens = [at(0), 1, at(2), at(2.5), 2, 3]
     found = cut(tokens, BEGIN, 400, keep_rest=True)
     assert approximate(found) == [(0.0, 2.0, tokens[:3]), (2.5, 4.0, tokens[3:])]

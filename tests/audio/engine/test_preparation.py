@@ -32,7 +32,7 @@ class PreparationSession:
         """Delivers messages and prepares everything that is ready."""
         for message in messages:
             self.inbox.put(message)
-        while not self.inbox.empty() or any(map(self.preparation._can_go_on, self.preparation._feeds.values())):
+        while not self.inbox.empty() or any(map(self.preparation._can_process, self.preparation._feeds.values())):
             assert self.preparation.turn()
 
     def chunks(self, request: int = 1) -> list[Chunk]:
@@ -68,7 +68,7 @@ def test_a_request_is_opened_cut_and_closed() -> None:
     assert len(one.window.samples) == len(one.window.before) == len(one.window.after) == 0
 
 
-def test_how_sound_is_cut_into_messages_makes_no_difference() -> None:
+def test_message_boundaries_do_not_affect_sound() -> None:
     whole, parts = PreparationSession(), PreparationSession()
     data = pcm(novel())
     whole.put(Submit(1, "a", WHOLE), Sound(1, data, last=True))
@@ -91,7 +91,7 @@ def test_half_a_sample_alone_is_no_sound() -> None:
     assert session.closed() == [Closed(1, 0)]
 
 
-def test_sound_after_the_last_or_for_nobody_is_dropped() -> None:
+def test_sound_after_the_end_or_for_an_unknown_request_is_dropped() -> None:
     session = PreparationSession()
     sound = pcm(novel())
     session.put(Sound(7, sound), Submit(1, "a", WHOLE), Sound(1, sound[:64000], last=True), Sound(1, sound, last=True))
@@ -117,7 +117,7 @@ def test_silence_and_noise_are_no_windows() -> None:
     assert session.consumed == 40 * SECOND
 
 
-def test_what_the_model_cannot_do_is_refused_by_name() -> None:
+def test_unsupported_features_are_refused_by_name() -> None:
     session = PreparationSession()
     session.put(Submit(1, "a", Decoding(language="tlh")))
     session.preparation._runtime.ready = session.preparation._runtime.ready.__class__(

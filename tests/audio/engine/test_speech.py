@@ -60,7 +60,7 @@ def test_random_probabilities_have_the_reference_s_stretches(
         assert found(probabilities, length, options) == expected(np.zeros(length, dtype=np.float32), options)
 
 
-def test_stretches_are_told_as_soon_as_their_padding_is_known() -> None:
+def test_stretches_are_sent_as_soon_as_their_padding_is_known() -> None:
     detector = SpeechDetector(VadOptions(silence_ms=96, padding_ms=64))  # 3 frames, 2 frames
     for value in (0, 0, 0, 1, 1):
         assert detector.step(value) == []

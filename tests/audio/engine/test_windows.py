@@ -165,7 +165,7 @@ def test_hours_of_speech_hold_little_memory(pause: float) -> None:
         windows.feed(part)
         count += len(list(taken(windows)))
         assert windows.fed - windows.consumed <= WINDOW_SAMPLES + len(part) + SECOND
-        assert windows._held._buffer.nbytes <= 4 * 4 * WINDOW_SAMPLES
+        assert windows._sound._buffer.nbytes <= 4 * 4 * WINDOW_SAMPLES
     assert count > (100 if not pause else 10)
 
 
@@ -228,7 +228,7 @@ def test_a_live_speaker_s_pause_ends_a_window() -> None:
     assert again.start == pytest.approx(7.4, abs=0.05)
 
 
-def test_what_is_said_so_far_changes_nothing() -> None:
+def test_reading_open_speech_changes_nothing() -> None:
     sound = np.concatenate([loud(3), quiet(0.3), loud(3), quiet(1), loud(2)])
     expected = windows_of(SpeechWindows(OPTIONS, Loudness(), live=True), sound, [])
     windows = SpeechWindows(OPTIONS, Loudness(), live=True)
@@ -254,7 +254,7 @@ def test_nothing_is_fed_after_the_end(windows: Windows) -> None:
         windows.feed(quiet(1))
 
 
-def test_whole_windows_move_as_they_are_told() -> None:
+def test_whole_windows_move_by_the_given_columns() -> None:
     sound = numbered(loud(70.005))
     windows = WholeWindows()
     windows.feed(sound[: 30 * SECOND])

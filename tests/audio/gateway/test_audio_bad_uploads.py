@@ -129,7 +129,7 @@ def tone(seconds: float, rate: int) -> bytes:
     ],
     ids=["empty", "text", "cut-header", "200-channels", "noise"],
 )
-def test_what_is_no_sound_is_told_by_the_file(
+def test_file_without_sound_is_reported(
     service: Service, client: openai.OpenAI, clip: Clip, file: tuple[str, bytes], says: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

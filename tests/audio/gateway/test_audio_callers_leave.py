@@ -24,8 +24,8 @@ def whisper(stack: Stack) -> Runtime:
     """Returns the model, loaded and idle."""
     runtime = Runtime(stack, "audio", SPEECH_MODEL)
     with asked(stack, PATH, upload(librivox()[0].path.read_bytes()), KIND) as connection:
-        status, told = answer(connection)
-    assert status == 200, told
+        status, reported = answer(connection)
+    assert status == 200, reported
     runtime.wait_until(lambda: runtime.idle)
     return runtime
 
@@ -67,16 +67,16 @@ def test_a_caller_who_hangs_up_frees_the_worker_within_a_step(whisper: Runtime, 
 
 
 @pytest.mark.slow
-def test_a_caller_who_waits_no_longer_is_told_so_and_frees_the_worker(whisper: Runtime) -> None:
+def test_expired_caller_gets_an_error_and_frees_the_worker(whisper: Runtime) -> None:
     headers = {"x-request-timeout": "3"}
     with asked(whisper.stack, PATH, upload(long_speech()), KIND, headers) as connection:
-        status, told = answer(connection)
-    assert (status, told["error"]["code"]) == (504, "timeout")
-    assert "x-request-timeout" in told["error"]["message"]
+        status, reported = answer(connection)
+    assert (status, reported["error"]["code"]) == (504, "timeout")
+    assert "x-request-timeout" in reported["error"]["message"]
     whisper.wait_until(lambda: whisper.idle)
 
 
 def test_a_header_that_is_no_time_is_refused_by_name(stack: Stack) -> None:
     with asked(stack, PATH, upload(b""), KIND, {"x-request-timeout": "soon"}) as connection:
-        status, told = answer(connection)
-    assert (status, told["error"]["param"]) == (400, "x-request-timeout")
+        status, reported = answer(connection)
+    assert (status, reported["error"]["param"]) == (400, "x-request-timeout")

@@ -38,4 +38,4 @@ def test_it_is_measured_with_a_recording_and_the_figures_decide(stack: Stack) ->
 def test_the_checks_of_text_models_are_not_for_it(stack: Stack) -> None:
     refused = allm(stack, "test", SPEECH_MODEL)
     assert refused.returncode == 1
-    assert "only for text models so far" in refused.stderr
+    assert "tests only text models" in refused.stderr

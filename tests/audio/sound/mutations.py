@@ -10,9 +10,11 @@ import io
 import random
 import sys
 
-from services.audio.sound.decoding import confinement, container
+from services.audio.sound.decoding import container
+from services.audio.sound.decoding.__main__ import CPU_SECONDS, MEMORY_BYTES
 from services.audio.sound.decoding.mixer import Mixer
-from services.audio.sound.decoding.refusal import Refusal
+from services.sandbox import limits
+from services.sandbox.child import Refusal
 from tests.audio.sound.sound_files import FILES, encoded
 
 
@@ -36,12 +38,12 @@ def main() -> None:
     names = sys.argv[2:] or list(FILES)
     # A damaged ogg page is lost as a whole, so the file needs several pages.
     files = {name: encoded(name, 4.0 if name in ("ogg", "opus") else 0.5) for name in names}
-    confinement.confine()
+    limits.confine(MEMORY_BYTES)
     for name, data in files.items():
         rng = random.Random(name)  # noqa: S311 (the same files each time)
         counts = {True: 0, False: 0}
         for _ in range(int(sys.argv[1])):
-            confinement.allow_cpu(60.0)
+            limits.allow_cpu(CPU_SECONDS)
             mixer = Mixer(lambda _: None, 60.0)
             try:
                 container.decode(io.BufferedReader(io.BytesIO(mutated(data, rng))), mixer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -15,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.audio.sound import decoder as decoder_module
 from services.audio.sound import decoders as decoders_module
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
 from services.errors import InvalidRequest, Overloaded
+from services.sandbox import pool as pool_module
 from tests.audio.sound.pool import Pool, decoder_processes, read_all
 from tests.audio.sound.sound_files import encoded, likeness, sweep, to_int16, wav
 
@@ -70,7 +71,7 @@ async def test_files_beyond_the_places_wait_and_beyond_the_queue_are_refused(tmp
         async with pool.open(long_file()) as first:
             assert await first.read()
             second = asyncio.create_task(pool.decode(encoded("wav")))
-            await until(lambda: pool.decoders._waiting == 1)
+            await until(lambda: pool.decoders.pool._turns.waiting == 1)
             with pytest.raises(Overloaded, match="1 files are being decoded and 1 wait"):
                 await pool.decode(encoded("wav"))
             assert not second.done()
@@ -98,14 +99,31 @@ async def test_live_feeds_leave_decoders_to_files(tmp_path: Path) -> None:
         await decoders.close()
 
 
-async def test_who_gives_up_waiting_leaves_the_queue(tmp_path: Path) -> None:
+async def test_live_feeds_that_wait_count_and_are_named(tmp_path: Path) -> None:
+    """A feed that waits keeps its share, so that it is not refused later."""
+    async with running(tmp_path) as pool, pool.open(long_file()) as file:
+        assert await file.read()
+        waiting = asyncio.create_task(read_feed(pool))
+        await until(lambda: pool.decoders.pool._turns.waiting == 1)
+        with pytest.raises(Overloaded, match="1 live feeds are being decoded or wait"):
+            await read_feed(pool)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def read_feed(pool: Pool) -> None:
+    async with pool.decoders.open(LiveFeed(), RawSound(8000)):
+        pass
+
+
+async def test_cancelled_wait_leaves_the_queue(tmp_path: Path) -> None:
     async with running(tmp_path) as pool:
         async with pool.open(long_file()):
             second = asyncio.create_task(pool.decode(encoded("wav")))
-            await until(lambda: pool.decoders._waiting == 1)
+            await until(lambda: pool.decoders.pool._turns.waiting == 1)
             second.cancel()
             await asyncio.wait([second])
-            assert pool.decoders._waiting == 0
+            assert pool.decoders.pool._turns.waiting == 0
         assert await pool.decode(encoded("wav"))
 
 
@@ -161,7 +179,7 @@ async def test_a_decoder_that_dies_costs_its_file_and_nothing_else(tmp_path: Pat
             process.send_signal(number)
             await feed.put(bytes(8000))
             for _ in range(2):  # the state persists
-                with pytest.raises(InvalidRequest, match="made the decoder fail") as caught:
+                with pytest.raises(InvalidRequest, match="crashed the decoder") as caught:
                     await read_all(sound)
             assert caught.value.param == "file"
         assert likeness(await pool.decode(encoded("mp3")))[0] > 0.99
@@ -192,7 +210,9 @@ async def test_a_decoder_without_progress_is_ended(tmp_path: Path, monkeypatch: 
         assert await pool.decode(encoded("wav"))
 
 
-async def test_who_waits_for_a_callers_bytes_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decoder_that_waits_for_upload_bytes_is_not_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the decoder's own time counts: a caller may pause for longer."""
     asked, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -226,7 +246,7 @@ async def test_a_file_that_was_refused_costs_the_process(tmp_path: Path) -> None
 
 
 async def test_a_process_is_replaced_after_some_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_module, "FILES", 2)
+    monkeypatch.setattr(decoders_module, "PROGRAM", dataclasses.replace(decoders_module.PROGRAM, most_orders=2))
     async with running(tmp_path) as pool:
         used = []
         for _ in range(5):
@@ -237,8 +257,8 @@ async def test_a_process_is_replaced_after_some_files(tmp_path: Path, monkeypatc
         assert len(set(used)) == 3
 
 
-async def test_what_a_rush_left_behind_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders_module, "IDLE_SECONDS", 0.2)
+async def test_surplus_decoders_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "IDLE_SECONDS", 0.2)
     decoders = SoundDecoders(decoders=3, folder=tmp_path, max_seconds=60, queue=9, stall_seconds=60, spare=1)
     await decoders.start()
     pool = Pool(decoders, tmp_path)

@@ -93,7 +93,7 @@ async def test_a_playlist_opens_no_file(pool: Pool, secret: Path, playlist: type
 
 @pytest.mark.parametrize("playlist", [hls, script, dash, sdp])
 @on_modules_loop
-async def test_a_playlist_calls_nobody(pool: Pool, listener: Listener, playlist: type) -> None:
+async def test_playlist_opens_no_connection(pool: Pool, listener: Listener, playlist: type) -> None:
     await pool.refusal(playlist(f"http://127.0.0.1:{listener.port}/a.wav"))
     feed = LiveFeed()
     await feed.put(playlist(f"http://127.0.0.1:{listener.port}/a.wav"))
@@ -185,7 +185,7 @@ async def test_damaged_files_end_in_an_error_or_in_sound(pool: Pool) -> None:
 
 
 @pytest.mark.slow
-def test_of_hundreds_of_damaged_files_none_is_a_surprise() -> None:
+def test_hundreds_of_damaged_files_raise_only_declared_errors() -> None:
     """Decoded one after the other in a separate process that may crash, but may not raise an unexpected exception."""
     for name in FILES:
         command = [sys.executable, "-m", "tests.audio.sound.mutations", str(MUTATIONS), name]

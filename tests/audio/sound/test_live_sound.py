@@ -82,7 +82,7 @@ async def test_raw_samples_may_be_cut_anywhere(pool: Pool) -> None:
             assert likeness(await read_all(sound))[0] > 0.99
 
 
-async def test_raw_sound_that_ends_within_a_sample_is_told(pool: Pool) -> None:
+async def test_raw_sound_that_ends_within_a_sample_is_reported(pool: Pool) -> None:
     feed = LiveFeed()
     await put_all(feed, bytes(33))
     async with pool.decoders.open(feed, RawSound(16000)) as sound:
@@ -105,7 +105,7 @@ async def test_an_m4a_with_its_index_at_the_end_cannot_be_streamed_and_says_so(p
     assert "faststart" in await refused(pool, encoded("m4a", SECONDS))
 
 
-async def test_what_is_no_sound_is_refused_while_it_comes(pool: Pool) -> None:
+async def test_stream_without_sound_is_refused_while_it_arrives(pool: Pool) -> None:
     assert "Formats: wav" in await refused(pool, b"Dear sir or madam,\n" * 500)
     assert "the file is empty" in await refused(pool, b"")
 
@@ -116,7 +116,7 @@ async def test_a_stream_that_is_only_noise_of_bytes_comes_to_an_end(pool: Pool) 
     feed = LiveFeed()
     async with asyncio.TaskGroup() as group, pool.decoders.open(feed) as sound:
         putting = group.create_task(put_all(feed, data, 60_000))
-        with pytest.raises(InvalidRequest, match="hold no sound"):
+        with pytest.raises(InvalidRequest, match="contain no sound"):
             await read_all(sound)
         assert not putting.done()
         await feed.close()

@@ -15,7 +15,7 @@ from tests.case import case
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_what_comes_out_is_what_went_in(pool: Pool) -> None:
+async def test_decoded_sound_equals_its_source(pool: Pool) -> None:
     for name in FILES:
         with case(name=name):
             frame = FILES[name][-1]
@@ -91,13 +91,13 @@ async def test_a_tag_longer_than_its_file_is_named(pool: Pool) -> None:
     assert "ends within its ID3 tag" in await pool.refusal(b"ID3\x03\x00\x00\x7f\x7f\x7f\x7f" + encoded("mp3"))
 
 
-async def test_a_text_called_mp3_is_refused_and_formats_are_told(pool: Pool) -> None:
+async def test_text_named_mp3_is_refused_with_the_supported_formats(pool: Pool) -> None:
     message = await pool.refusal(b"Dear sir or madam,\n" * 500, name="letter.mp3")
     assert message.startswith("letter.mp3: ")
     assert all(name in message for name in ("wav", "mp3", "m4a", "ogg", "opus", "flac", "webm"))
 
 
-async def test_what_a_file_is_called_does_not_matter(pool: Pool) -> None:
+async def test_file_name_does_not_matter(pool: Pool) -> None:
     assert likeness(await pool.decode(encoded("flac"), name="x.mp3"))[0] > 0.99
 
 
@@ -123,7 +123,7 @@ async def test_damage_in_the_middle_costs_only_itself(pool: Pool) -> None:
     assert 0.7 < len(sound) / 32000 / SECONDS <= 1.05
 
 
-async def test_what_is_corrupt_from_the_start_is_refused(pool: Pool) -> None:
+async def test_corrupt_beginning_is_refused(pool: Pool) -> None:
     data = encoded("flac")
     header = 4 + 4 + 34  # the marker and the one mandatory block, whose length is in its first bytes
     message = await pool.refusal(data[:4] + bytes([data[4] | 0x80]) + data[5:header] + bytes(20000))

@@ -63,7 +63,7 @@ def test_an_upload_can_be_read_after_its_name_is_gone(tmp_path: Path) -> None:
         assert upload.read(10, 0) == b"abc"
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Internal, match="no upload can be kept: "):
         Upload(tmp_path / "file", 10)
@@ -77,7 +77,7 @@ def test_uploads_leave_no_descriptors(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_what_a_crash_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed_and_used_files_are_not(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not ours")
     (tmp_path / "link.upload").symlink_to(tmp_path / "notes.txt")
     command = [sys.executable, "-c", LEAVE_ONE, str(tmp_path)]
@@ -157,7 +157,7 @@ async def test_a_reader_waits_for_what_comes() -> None:
     assert await reading == b""
 
 
-async def test_a_feed_that_nobody_reads_any_more_holds_nobody_up() -> None:
+async def test_abandoned_feed_blocks_no_writer() -> None:
     feed = LiveFeed(1)
     await feed.put(b"abc")
     waiting = asyncio.create_task(feed.put(b"def"))

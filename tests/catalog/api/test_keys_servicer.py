@@ -22,7 +22,7 @@ from services.catalog.keys.api_keys import ApiKeys
 from services.catalog.migrations import MIGRATIONS
 from services.rpc.call import Call
 from tests.catalog.catalog_service import refusal
-from tests.identities import SECRET, identity, own_process, shown
+from tests.identities import PUBLIC, identity, own_process, shown
 
 PATIENCE = 60.0  # seconds
 
@@ -57,12 +57,13 @@ async def test_a_life(tmp_path: Path) -> None:
         request = keys_pb2.CreateKeyRequest(
             name="ann", scopes=["admin"], models=["m*"], requests_per_minute=5, tokens_per_minute=7
         )
+        request.concurrent_requests = 9
         request.expire_time.seconds = int(time.time()) + 3600
         made = await keys.CreateKey(request)
         (added,) = (await read(watch)).added.keys
         assert (added.key, added.sha256) == (made.key, key_hash(made.secret))
         assert (made.key.name, list(made.key.scopes), list(made.key.models)) == ("ann", ["admin"], ["m*"])
-        assert (made.key.requests_per_minute, made.key.tokens_per_minute) == (5, 7)
+        assert (made.key.requests_per_minute, made.key.tokens_per_minute, made.key.concurrent_requests) == (5, 7, 9)
         assert made.key.expire_time == request.expire_time
         assert not made.key.HasField("revoke_time")
         listed = await keys.ListKeys(keys_pb2.ListKeysRequest())
@@ -91,8 +92,8 @@ async def test_errors(tmp_path: Path) -> None:
 
 
 async def test_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only operators manage keys, and only allm's own processes see the hashes."""
-    monkeypatch.setattr(Call, "authenticator", Authenticator(SECRET))
+    """Only operators manage keys, and only the authorizer sees the hashes."""
+    monkeypatch.setattr(Call, "authenticator", Authenticator(PUBLIC))
     user, operator = shown(identity("key_user")), shown(identity("key_root", "admin", "inference"))
     async with served(tmp_path) as keys:
 
@@ -110,4 +111,6 @@ async def test_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert (await refusal(call)).code == code
         assert (await refusal(watch(operator))).code == grpc.StatusCode.PERMISSION_DENIED
         await keys.CreateKey(keys_pb2.CreateKeyRequest(name="a"), metadata=operator)
-        assert len((await watch(own_process())).added.keys) == 1
+        for role in ("operator", "text", "audio", "image"):
+            assert (await refusal(watch(own_process(role)))).code == grpc.StatusCode.PERMISSION_DENIED
+        assert len((await watch(own_process("authorizer"))).added.keys) == 1

@@ -41,12 +41,12 @@ def figures(uptime: int, **more: Any) -> figures_pb2.ReplicaFigures:
 async def sample(stream: Any, wanted: Any = lambda sample: True) -> Any:
     """Returns the next sample that satisfies `wanted`."""
     while True:
-        told = await event(stream)
-        if told.HasField("sample") and wanted(told.sample):
-            return told.sample
+        reported = await event(stream)
+        if reported.HasField("sample") and wanted(reported.sample):
+            return reported.sample
 
 
-async def test_what_replicas_tell_becomes_samples(tmp_path: Path) -> None:
+async def test_reports_of_replicas_become_samples(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.report(complete=True, figures=figures(10, generated_tokens=100))
         service.clock.now += 2
@@ -71,11 +71,11 @@ async def test_the_past_comes_before_the_mark(tmp_path: Path) -> None:
         for _ in range(3):
             await sample(first)
         stream, times = service.watch_machine(900), []
-        while not (told := await event(stream)).HasField("synced"):
-            times.append(told.sample.time.ToNanoseconds())
+        while not (reported := await event(stream)).HasField("synced"):
+            times.append(reported.sample.time.ToNanoseconds())
         assert len(times) >= 3
         assert times == sorted(times)
-        assert told.synced.interval.ToNanoseconds() > 0
+        assert reported.synced.interval.ToNanoseconds() > 0
         now = await sample(stream)
         assert now.time.ToNanoseconds() >= times[-1]
         for each in (first, stream):
@@ -101,19 +101,19 @@ async def test_replicas_that_leave_or_fall_silent_stop_counting(tmp_path: Path) 
 
 async def test_events_pass_through_with_their_replica(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
-        told = figures(1)
-        evicted = told.events.add(number=1).event
+        reported = figures(1)
+        evicted = reported.events.add(number=1).event
         evicted.kind, evicted.model_id, evicted.reason = figures_pb2.MACHINE_EVENT_KIND_EVICTED, "m", "pressure"
         evicted.time.GetCurrentTime()
-        told.events.add(number=2).event.kind = 99  # an event kind of a newer service
-        await service.report(complete=True, figures=told)
+        reported.events.add(number=2).event.kind = 99  # an event kind of a newer service
+        await service.report(complete=True, figures=reported)
         stream = service.watch_machine(900)
         (found,) = (await sample(stream, lambda sample: sample.events)).events
         assert (found.model_id, found.replica, found.reason) == ("m", "text-1", "pressure")
         stream.cancel()
 
 
-async def test_of_who_is_not_known_nothing_is_taken(tmp_path: Path) -> None:
+async def test_unknown_sender_is_ignored(tmp_path: Path) -> None:
     """The catalog ignores the figures in a partial report of an unknown replica, because their number has no bound."""
     async with running(tmp_path) as service:
         assert await service.report("stranger", figures=figures(1))
@@ -146,8 +146,8 @@ async def test_replicas_that_tell_no_figures_are_not_in_it(tmp_path: Path) -> No
 )
 async def test_figures_that_cannot_be_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     async with running(tmp_path) as service:
-        told = await refusal(service.report(complete=True, figures=figures_pb2.ReplicaFigures(**wrong)))
-        assert (told.code, told.param.partition(".")[0]) == (Code.INVALID_ARGUMENT, "figures")
+        error = await refusal(service.report(complete=True, figures=figures_pb2.ReplicaFigures(**wrong)))
+        assert (error.code, error.param.partition(".")[0]) == (Code.INVALID_ARGUMENT, "figures")
 
 
 async def test_a_negative_past_is_refused(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ async def refused(call: Any) -> tuple[str, dict[str, Any]]:
         answer = await call
     except grpc.aio.AioRpcError as error:
         trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
-        told = error_pb2.ErrorStatus.FromString(trailers["grpc-status-details-bin"]).error
-        values = {"message": told.message, "param": told.param.string_value, "code": told.code.string_value}
+        reported = error_pb2.ErrorStatus.FromString(trailers["grpc-status-details-bin"]).error
+        values = {"message": reported.message, "param": reported.param.string_value, "code": reported.code.string_value}
         return trailers["x-http-status"], values
     raise AssertionError(f"no error but {answer}")
 
 
-async def test_what_is_ready_in_openais_exact_shape_under_ids_and_aliases(tmp_path: Path) -> None:
+async def test_ready_models_are_listed_in_openais_format_under_ids_and_aliases(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         assert await listing(service) == {"object": "list", "data": []}
         created = (await service.register("org/b", aliases=["z", "y"])).create_time.seconds
@@ -119,7 +119,7 @@ async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
         assert (second["id"], second["state"], second["progress"], second["replicas"]) == ("n", "pending", None, [])
 
 
-async def test_what_a_replica_has_in_memory(tmp_path: Path) -> None:
+async def test_memory_of_a_replica(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.register("m")
         taken = model_pb2.MemoryStatus(pinned=True, reserved_bytes=3, host_bytes=2, requests=1)
@@ -138,25 +138,29 @@ async def test_what_a_replica_has_in_memory(tmp_path: Path) -> None:
 
 async def test_another_state_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
-        code, told = await refused(listing(service, "ready"))
-        assert (code, told["param"]) == ("400", "state")
-        assert "'ready'" in told["message"]
+        code, reported = await refused(listing(service, "ready"))
+        assert (code, reported["param"]) == ("400", "state")
+        assert "'ready'" in reported["message"]
 
 
 async def test_one_model(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         model = await service.register("org/m", aliases=["a"])
-        code, told = await refused(got(service, "org/m"))
-        assert (code, told["code"]) == ("404", "model_not_found")
-        assert told["message"].endswith("it is unsupported: no text service is running")
+        code, reported = await refused(got(service, "org/m"))
+        assert (code, reported["code"]) == ("404", "model_not_found")
+        assert reported["message"].endswith("it is unsupported: no text service is running")
         await service.report(complete=True, statuses=[status("org/m")])
         expected = {"object": "model", "created": model.create_time.seconds, "owned_by": "allm"}
         assert await got(service, "org/m") == {"id": "org/m"} | expected
         assert await got(service, "a") == {"id": "a"} | expected
-        code, told = await refused(got(service, "none"))
-        assert (code, told["code"], told["message"]) == ("404", "model_not_found", "The model `none` does not exist.")
-        code, told = await refused(got(service, ""))
-        assert (code, told["param"]) == ("400", "id")
+        code, reported = await refused(got(service, "none"))
+        assert (code, reported["code"], reported["message"]) == (
+            "404",
+            "model_not_found",
+            "The model `none` does not exist.",
+        )
+        code, reported = await refused(got(service, ""))
+        assert (code, reported["param"]) == ("400", "id")
 
 
 async def test_delete(tmp_path: Path) -> None:
@@ -167,9 +171,9 @@ async def test_delete(tmp_path: Path) -> None:
             return json.loads(body.data)
 
         await service.register("org/m", aliases=["a"])
-        code, told = await refused(delete("a"))
-        assert (code, told["param"]) == ("400", "id")
-        assert "`org/m`" in told["message"]
+        code, reported = await refused(delete("a"))
+        assert (code, reported["param"]) == ("400", "id")
+        assert "`org/m`" in reported["message"]
         assert (await refused(delete("none")))[0] == "404"
         assert await delete("org/m") == {"id": "org/m", "object": "model", "deleted": True}
         assert (await refused(delete("org/m")))[0] == "404"

@@ -67,7 +67,7 @@ async def test_a_model_is_what_its_best_replica_says(tmp_path: Path) -> None:
         assert (model.state, model.reason) == (UNSUPPORTED, "no text service is running")
         await service.report("text-1", complete=True)
         model = await service.get("m")
-        assert (model.state, model.reason) == (PENDING, "text-1 has not begun with it yet")
+        assert (model.state, model.reason) == (PENDING, "text-1 has not started on it yet")
         assert list(model.replicas) == [], "it has not said anything of it"
         await service.report("text-2", complete=True, statuses=[status("m", FAILED, reason="a file is missing")])
         assert (await service.get("m")).state == PENDING, "the other one may still do it"
@@ -198,8 +198,8 @@ async def test_reports_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) 
         with case(report=report, param=param):
             tmp_path = tmp_path_factory.mktemp("case")
             async with running(tmp_path) as service:
-                told = await refusal(service.report(**({"replica": "text-1"} | report)))
-                assert (told.code, told.param) == (Code.INVALID_ARGUMENT, param)
+                error = await refusal(service.report(**({"replica": "text-1"} | report)))
+                assert (error.code, error.param) == (Code.INVALID_ARGUMENT, param)
 
 
 async def test_a_runtime_may_be_offered_in_parts(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_a_runtime_may_be_offered_in_parts(tmp_path: Path) -> None:
         assert (await service.get("m")).state == PENDING
 
 
-async def test_how_soon_the_next_report_must_come(tmp_path: Path) -> None:
+async def test_deadline_of_the_next_report(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         request = model_service_pb2.ReportModelStatusRequest(replica="r", modality=TEXT)
         answer = await service.models.ReportModelStatus(request)
@@ -256,11 +256,11 @@ async def test_a_name_that_is_missing_or_unknown(tmp_path_factory: pytest.TempPa
             tmp_path = tmp_path_factory.mktemp("case")
             async with running(tmp_path) as service:
                 request = getattr(model_service_pb2, f"{rpc}Request")
-                told = await refusal(getattr(service.models, rpc)(request()))
-                assert (told.code, told.param) == (Code.INVALID_ARGUMENT, "id")
-                told = await refusal(getattr(service.models, rpc)(request(id="org/none")))
-                assert (told.code, told.reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
-                assert "`org/none`" in told.message
+                error = await refusal(getattr(service.models, rpc)(request()))
+                assert (error.code, error.param) == (Code.INVALID_ARGUMENT, "id")
+                error = await refusal(getattr(service.models, rpc)(request(id="org/none")))
+                assert (error.code, error.reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
+                assert "`org/none`" in error.message
 
 
 async def test_delete_takes_an_alias_too_and_leaves_local_files(tmp_path: Path) -> None:
@@ -323,15 +323,15 @@ async def test_load_and_unload_survive_a_restart(tmp_path: Path) -> None:
         assert (model.model.keep_loaded, model.runtime, model.unloads) == (True, "", 2)
 
 
-async def test_a_runtime_that_nobody_has_is_refused_and_those_there_are_are_named(tmp_path: Path) -> None:
+async def test_unavailable_runtime_is_refused_and_available_ones_are_named(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.register("m")
-        told = await refusal(load(service, "m", "llama_cpp"))
-        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, "runtime")
-        assert "no text service is running" in told.message
+        error = await refusal(load(service, "m", "llama_cpp"))
+        assert (error.code, error.param) == (Code.INVALID_ARGUMENT, "runtime")
+        assert "no text service is running" in error.message
         await service.report(complete=True, runtimes=[torch(), llama_cpp()])
-        told = await refusal(load(service, "m", "vllm"))
-        assert "'vllm'; there are: llama_cpp, torch" in told.message
+        error = await refusal(load(service, "m", "vllm"))
+        assert "'vllm'; available are: llama_cpp, torch" in error.message
         assert not (await service.get("m")).keep_loaded
 
 
@@ -382,6 +382,6 @@ async def test_measurements_that_cannot_be(tmp_path_factory: pytest.TempPathFact
             tmp_path = tmp_path_factory.mktemp("case")
             async with running(tmp_path) as service:
                 await service.register("m")
-                told = await refusal(record(service, "m", **wrong))
-                assert (told.code, told.param) == (Code.INVALID_ARGUMENT, f"benchmark.{next(iter(wrong))}")
+                error = await refusal(record(service, "m", **wrong))
+                assert (error.code, error.param) == (Code.INVALID_ARGUMENT, f"benchmark.{next(iter(wrong))}")
                 assert list((await service.get("m")).benchmarks) == []

@@ -74,6 +74,7 @@ async def test_everything_is_there_after_a_restart_in_the_same_order(tmp_path: P
             models=("m", "llama*"),
             requests_per_minute=3,
             tokens_per_minute=4,
+            concurrent_requests=5,
             expires=NOW + 9,
         )
         await keys.create(wanted)
@@ -84,6 +85,7 @@ async def test_everything_is_there_after_a_restart_in_the_same_order(tmp_path: P
         assert keys.all() == before
         first = keys.all()[0]
         assert (first.scopes, first.models, first.expires) == (("inference", "admin"), ("m", "llama*"), NOW + 9)
+        assert (first.requests_per_minute, first.tokens_per_minute, first.concurrent_requests) == (3, 4, 5)
 
 
 async def test_revoking(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ async def test_revoking(tmp_path: Path) -> None:
             assert raised.value.param == "id"
 
 
-async def test_what_is_wrong_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_invalid_values_are_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
     for field, value in [
         ("name", ""),
         ("name", "x" * 129),
@@ -119,6 +121,7 @@ async def test_what_is_wrong_is_refused_by_name(tmp_path_factory: pytest.TempPat
         ("requests_per_minute", -1),
         ("requests_per_minute", 2**31),
         ("tokens_per_minute", -1),
+        ("concurrent_requests", -1),
         ("tokens_per_minute", 2**53),
         ("expires", NOW),
         ("expires", 1),
@@ -140,7 +143,7 @@ async def test_lists_of_models(tmp_path: Path, models: tuple[str, ...]) -> None:
         assert made.models == tuple(dict.fromkeys(models))
 
 
-async def test_what_ended_long_ago_is_forgotten(tmp_path: Path) -> None:
+async def test_requests_that_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
     clock = Clock()
     async with opened(tmp_path, clock) as keys:
         old, _ = await keys.create(NewKey(name="revoked"))
@@ -190,7 +193,7 @@ async def test_the_database_itself_refuses_what_is_no_hash(tmp_path: Path) -> No
         with pytest.raises(sqlite3.IntegrityError):
             await keys._database.write(
                 lambda connection: connection.execute(
-                    "INSERT INTO api_keys VALUES ('key_1', x'00', '', '', '[]', '[]', 0, 0, 0, 0, 0)"
+                    "INSERT INTO api_keys VALUES ('key_1', x'00', '', '', '[]', '[]', 0, 0, 0, 0, 0, 0)"
                 )
             )
 
@@ -217,7 +220,7 @@ async def test_watching(tmp_path: Path) -> None:
             assert await asyncio.wait_for(waiting, PATIENCE) is None
 
 
-async def test_what_is_revoked_does_not_wait_for_a_slow_snapshot(tmp_path: Path) -> None:
+async def test_revocation_does_not_wait_for_a_slow_snapshot(tmp_path: Path) -> None:
     async with opened(tmp_path) as keys:
         made = [(await keys.create(NewKey(name=f"k{number}")))[0] for number in range(3)]
         more = {f"key_{number}": made[0] for number in range(1500)}

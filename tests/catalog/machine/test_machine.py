@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.catalog.machine.machine import MAX_EVENTS, OLDEST_EVENT, Machine, Sample, Traffic
+from services.catalog.machine.machine import MAX_EVENTS, OLDEST_EVENT, Machine, Sample, Traffic, merged
 from services.telemetry.figures import Event
 from tests.catalog.catalog_service import Clock
-from tests.catalog.told_figures import figures, host
+from tests.catalog.reported_figures import GIB, device, figures, host
 
 NOW = 1_000_000.0
 
@@ -36,7 +36,7 @@ def test_without_replicas_there_is_nothing(machine: Machine) -> None:
     assert machine.sample() == Sample(at=NOW, hosts=(), traffic=(), events=())
 
 
-def test_what_was_counted_before_the_first_report_is_of_no_now(machine: Machine, clock: Clock) -> None:
+def test_counts_before_the_first_report_are_ignored(machine: Machine, clock: Clock) -> None:
     """After a restart of the catalog, the services have been counting for days."""
     machine.take("text-1", "text", figures(86_400, generated_tokens=10**9, request=(9, 9, 9)))
     assert (text(machine.sample()).rates, text(machine.sample()).times) == ({}, {})
@@ -50,8 +50,8 @@ def test_what_was_counted_before_the_first_report_is_of_no_now(machine: Machine,
 def test_replicas_of_a_modality_are_summed(machine: Machine, clock: Clock) -> None:
     for uptime, tokens, running in ((10, 0, 1), (12, 20, 3)):
         for replica in ("text-1", "text-2"):
-            told = figures(uptime, generated_tokens=tokens, running=running, waiting=2, request=(tokens, 0, 0))
-            machine.take(replica, "text", told)
+            reported = figures(uptime, generated_tokens=tokens, running=running, waiting=2, request=(tokens, 0, 0))
+            machine.take(replica, "text", reported)
         machine.take("image-1", "image", figures(uptime, images=tokens, running=1))
         clock.now += 2
     words, pictures = machine.sample().traffic
@@ -79,7 +79,7 @@ def test_a_replica_that_left_stops_counting(machine: Machine, clock: Clock) -> N
     assert sample.events == (Event(at=NOW + clock.now, kind="replica_lost", replica="text-1"),)
 
 
-def test_a_process_that_began_anew_counts_from_0(machine: Machine, clock: Clock) -> None:
+def test_restarted_process_counts_from_0(machine: Machine, clock: Clock) -> None:
     machine.take("text-1", "text", figures(1000, generated_tokens=5000, request=(100, 0, 0)))
     clock.now += 5
     machine.take("text-1", "text", figures(3, began=2, generated_tokens=30, request=(2, 0, 0)))
@@ -104,14 +104,14 @@ def test_two_processes_of_one_name_make_no_wild_figures(machine: Machine, clock:
     assert found.rates.get("generated_tokens", 0) == 0
 
 
-def test_a_name_that_now_is_of_another_modality_begins_anew(machine: Machine, clock: Clock) -> None:
+def test_name_with_a_new_modality_starts_from_zero(machine: Machine, clock: Clock) -> None:
     machine.take("one", "text", figures(10, generated_tokens=1))
     machine.take("one", "image", figures(10, images=50))
     (traffic,) = machine.sample().traffic
     assert (traffic.modality, traffic.replicas, traffic.rates) == ("image", 1, {"images": 0.0})
 
 
-def test_events_are_told_once_in_order_and_with_their_replica(machine: Machine) -> None:
+def test_events_are_sent_once_in_order_and_with_their_replica(machine: Machine) -> None:
     machine.take("b", "text", figures(1, events=((1, event(NOW - 2)),)))
     machine.take("a", "text", figures(1, events=((1, event(NOW - 3)), (2, event(NOW - 1)))))
     assert [(each.replica, each.at) for each in machine.sample().events] == [
@@ -132,3 +132,36 @@ def test_old_events_are_no_news_and_a_flood_is_cut(machine: Machine) -> None:
     assert machine.sample().events == ()
     machine.take("a", "text", figures(2, events=tuple((number, event(NOW, str(number))) for number in range(2, 400))))
     assert [each.model for each in machine.sample().events] == [str(number) for number in range(400 - MAX_EVENTS, 400)]
+
+
+def test_replicas_of_a_host_tell_of_one_memory_and_the_latest_counts() -> None:
+    (one,) = merged([host(used=GIB, name="b", threshold=0.8), host(used=2 * GIB, name="a", threshold=0.95)])
+    assert (one.used, one.name, one.threshold) == (2 * GIB, "a", 0.8)
+
+
+def test_hosts_come_by_name() -> None:
+    found = merged([host("3", name="b"), host("2", name="a"), host("1", name="a")])
+    assert [(each.name, each.id) for each in found] == [("a", "1"), ("a", "2"), ("b", "3")]
+    assert merged([]) == ()
+
+
+def test_devices_of_a_host_are_put_together_and_the_latest_counts() -> None:
+    first = host(devices=(device("m/GPU-1", name="cuda:1"), device("m/GPU-0", used=1)))
+    (one,) = merged([first, host(devices=(device("m/GPU-0", used=7),))])
+    assert [(each.name, each.id, each.used) for each in one.devices] == [
+        ("cuda:0", "m/GPU-0", 7),
+        ("cuda:1", "m/GPU-1", GIB),
+    ]
+
+
+def test_devices_of_one_name_are_distinguished() -> None:
+    """Two services of a host see different GPUs and both call theirs cuda:0."""
+    seen = [host(devices=(device("m/GPU-aaaaaaaa-1"),)), host(devices=(device("m/GPU-bbbbbbbb-1"),))]
+    (one,) = merged(seen)
+    assert [each.name for each in one.devices] == ["cuda:0 (GPU-aaaaaaaa)", "cuda:0 (GPU-bbbbbbbb)"]
+
+
+def test_a_device_that_two_containers_see_belongs_to_the_first() -> None:
+    a, b = merged([host("b", devices=(device("gpu", used=1),)), host("a", devices=(device("gpu", used=2),))])
+    assert [(each.id, each.used) for each in a.devices] == [("gpu", 2)]
+    assert b.devices == ()

@@ -13,7 +13,7 @@ from services.catalog.machine.machine import Machine, Sample
 from services.catalog.machine.machine_watch import CaughtUp, MachineWatch, MachineWatchers, SampleHistory
 from services.errors import Overloaded
 from tests.catalog.catalog_service import Clock
-from tests.catalog.told_figures import figures, host
+from tests.catalog.reported_figures import figures, host
 
 PATIENCE = 60.0
 
@@ -50,7 +50,7 @@ def test_a_clock_that_is_set_back_leaves_no_future() -> None:
     assert kept(history) == [50, 52]
 
 
-def test_where_a_watch_begins() -> None:
+def test_start_of_a_watch() -> None:
     history = SampleHistory(seconds=100)
     assert history.since(50) == 0
     for at in range(0, 20, 2):
@@ -95,7 +95,7 @@ async def test_before_there_is_any_sample_the_mark_comes_at_once() -> None:
     assert await read(watch, 1) == [1]
 
 
-async def test_who_reads_too_slowly_misses_the_oldest() -> None:
+async def test_slow_reader_misses_the_oldest() -> None:
     history = SampleHistory(seconds=10)
     history.add(sample(0))
     watch = MachineWatch(history, 0)

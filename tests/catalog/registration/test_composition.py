@@ -83,7 +83,7 @@ async def test_a_checkpoint_takes_what_it_lacks_from_the_usual_repository(hub: L
     assert not [request for request in hub.requests if request.file.endswith("diffusion_pytorch_model.safetensors")]
 
 
-async def test_a_base_that_cannot_be_had_is_told_with_what_to_do(hub: LoopbackHub, tmp_path: Path) -> None:
+async def test_unavailable_base_is_reported_with_the_remedy(hub: LoopbackHub, tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         path = checkpoint(service.files / "x.safetensors")
         found = await refused(service, source=path)
@@ -101,23 +101,23 @@ async def test_a_base_that_cannot_be_had_is_told_with_what_to_do(hub: LoopbackHu
         assert part.manifest.folder == str(service.files / "base")
 
 
-async def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
+async def test_ambiguous_values_are_refused_by_name(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         folder, one = base(service.files / "base"), checkpoint(service.files / "x.safetensors")
         path = lora(service.files / "l.safetensors").as_uri()
         wide = lora(service.files / "w.safetensors", inputs=1024).as_uri()
         bad, invalid = Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT
         for more, param, code, what in (
-            ({"base": folder.as_uri()}, "base", invalid, "brings its own configuration"),
+            ({"base": folder.as_uri()}, "base", invalid, "has its own configuration"),
             ({"base": "hf://org/x#f.json"}, "base", invalid, "f.json is one file"),
             ({"base": "http://x"}, "base", invalid, "is neither hf://"),
             ({"loras": [{"source": "file:///etc/x"}]}, "loras", invalid, "not below one of ALLM_MODEL_ROOTS"),
             ({"loras": [{"source": path, "scale": 0}]}, "loras", invalid, "from -10 to 10 and not 0, not 0"),
             ({"loras": [{"source": path, "scale": float("nan")}]}, "loras", invalid, "not nan"),
-            ({"loras": [{"source": path}, {"source": path}]}, "loras", invalid, "is there twice"),
+            ({"loras": [{"source": path}, {"source": path}]}, "loras", invalid, "appears twice"),
             ({"loras": [{"source": f"{path}{n}"} for n in range(17)]}, "loras", invalid, "may have 16 LoRAs"),
             ({"loras": [{"source": wide}]}, "loras", bad, "w.safetensors was made for another model"),
-            ({"loras": [{"source": one.as_uri()}]}, "loras", bad, "x.safetensors is no LoRA"),
+            ({"loras": [{"source": one.as_uri()}]}, "loras", bad, "x.safetensors is not a LoRA"),
             ({"image_defaults": {"steps": 0}}, "image_defaults", invalid, "from 1 to 1000, not 0"),
             ({"image_defaults": {"guidance": -1.0}}, "image_defaults", invalid, "from 0 to 100, not -1"),
         ):
@@ -174,7 +174,7 @@ async def test_another_base_is_a_new_generation_and_is_kept(hub: LoopbackHub, tm
         assert (model.generation, model.base) == (4, ""), "a folder needs none"
 
 
-async def test_what_is_written_down_is_read_again(tmp_path: Path) -> None:
+async def test_parts_survive_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         path = lora(service.files / "l.safetensors").as_uri()
         ask = request(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from allm.models.v1 import model_pb2, model_service_pb2
 from allm.openai.v1 import models_service_pb2
 
 from services.auth.authentication import Authenticator
-from services.auth.identity import HEADER, Identity, sign
 from services.catalog import metrics
 from services.catalog.registration import declarations
 from services.rpc.call import Call
+from tests import identities
 from tests.catalog.catalog_service import PATIENCE, Service, ids, refusal, running
 from tests.catalog.model_files import gguf, safetensors
 from tests.loopback_hub import LoopbackHub
@@ -110,10 +109,10 @@ def model(service: Service, name: str, *fields: str) -> Callable[[], Awaitable[A
     return look
 
 
-async def test_what_is_declared_is_there_when_the_catalog_begins_to_serve(declared: Declared) -> None:
+async def test_declared_models_exist_when_the_catalog_starts_to_serve(declared: Declared) -> None:
     declared.write(declared.entry("a", aliases=["x"]), declared.entry("b", keep_loaded=True, runtime="llama_cpp"))
     async with running(declared.home, **declared.environ) as service:
-        await service.catalog.declarations.tried(PATIENCE)
+        await service.catalog.declarations.wait_until_attempted(PATIENCE)
         assert await names(service) == ["a", "b"]
         found = await service.get("x")
         assert (found.id, found.format, found.generation) == ("a", model_pb2.FORMAT_GGUF, 1)
@@ -158,7 +157,7 @@ async def test_a_configmap_is_swapped_by_its_link(declared: Declared) -> None:
         await eventually(lambda: names(service), ["a", "b"])
 
 
-async def test_what_was_registered_by_hand_is_left_alone(declared: Declared) -> None:
+async def test_manual_registrations_are_left_alone(declared: Declared) -> None:
     declared.write(declared.entry("a"))
     async with running(declared.home, **declared.environ) as service:
         await service.register("hand", aliases=["h"])
@@ -172,7 +171,7 @@ async def test_what_was_registered_by_hand_is_left_alone(declared: Declared) -> 
         await eventually(lambda: names(service), [])
 
 
-async def test_what_is_declared_is_changed_in_the_file_only(declared: Declared) -> None:
+async def test_declared_models_change_only_in_the_file(declared: Declared) -> None:
     declared.write(declared.entry("a", aliases=["x"]))
     async with running(declared.home, **declared.environ) as service:
         await eventually(lambda: names(service), ["a"])
@@ -218,7 +217,7 @@ async def test_runtime_and_engine_are_what_the_file_says(declared: Declared) -> 
         declared.write(declared.entry("a", runtime="llama_cpp", engine={"max_sequences": 3}))
         await eventually(look, (2, "llama_cpp", "llama_cpp", 3))
         declared.write(declared.entry("a", engine={"max_sequences": 2000}))
-        wrong = "'engine.max_sequences' must be from 1 to 192, or 0, which is as its service is set, not 2000"
+        wrong = "'engine.max_sequences' must be from 1 to 192, or 0 for the service's setting, not 2000"
         await eventually(messages(service), [wrong])
         (problem,) = (await status_of_file(service))["problems"]
         assert (problem["key"], problem["line"] > 0) == ("models[0].engine", True)
@@ -227,7 +226,7 @@ async def test_runtime_and_engine_are_what_the_file_says(declared: Declared) -> 
         await eventually(look, (3, "", "", 0))
 
 
-async def test_wrong_entries_are_told_and_stop_nobody(declared: Declared) -> None:
+async def test_invalid_entries_are_reported_and_block_no_other(declared: Declared) -> None:
     missing = (declared.files / "missing.gguf").as_uri()
     declared.write(
         declared.entry("a"),
@@ -239,20 +238,20 @@ async def test_wrong_entries_are_told_and_stop_nobody(declared: Declared) -> Non
         declared.entry("g"),
     )
     async with running(declared.home, **declared.environ) as service:
-        await service.catalog.declarations.tried(PATIENCE)
+        await service.catalog.declarations.wait_until_attempted(PATIENCE)
         assert await names(service) == ["a", "g"]
         found = await status_of_file(service)
         lines = declared.path.read_text().splitlines()
-        told = {problem["model"]: problem for problem in found["problems"]}
-        assert told.keys() == {"b", "c", "d", "e", "f"}
+        reported = {problem["model"]: problem for problem in found["problems"]}
+        assert reported.keys() == {"b", "c", "d", "e", "f"}
         for model_id, key, words in (
             ("b", "format", "the format 'onnx' is not known"),
             ("c", "source", "missing.gguf: there is no such file or folder"),
-            ("d", "aliases", "the alias 'a' is an id in this file already"),
+            ("d", "aliases", "the alias 'a' is already an id in this file"),
             ("e", "runtime", "there is no runtime 'torsh' for text models: it must be one of llama_cpp, torch"),
-            ("f", "colour", "there is no key 'colour'"),
+            ("f", "colour", "unknown key 'colour'"),
         ):
-            problem = told[model_id]
+            problem = reported[model_id]
             assert words in problem["message"]
             assert problem["key"] == f"models[{'abcdefg'.index(model_id)}].{key}"
             assert f'"{key}": ' in lines[problem["line"] - 1]
@@ -300,7 +299,7 @@ async def test_a_declared_model_stays_while_its_entry_is_wrong(declared: Declare
         nameless["idd"] = nameless.pop("id")
         declared.write(declared.entry("a", format="safetensors"), nameless, declared.entry("d"))
         await eventually(lambda: names(service), ["a", "b", "c", "d"])
-        assert any("registered as gguf, and a format is fixed for good" in told for told in await messages(service)())
+        assert any("the format of a model cannot change" in reported for reported in await messages(service)())
         declared.write(declared.entry("a"), declared.entry("b"), declared.entry("d"))
         await eventually(lambda: names(service), ["a", "b", "d"])
 
@@ -351,7 +350,7 @@ async def test_a_hub_that_hangs_holds_up_neither_others_nor_the_next_file(hub: L
         await eventually(lambda: names(service), ["b"])
         gate.open()
     async with running(declared.home, **declared.environ) as service:
-        await service.catalog.declarations.tried(PATIENCE)
+        await service.catalog.declarations.wait_until_attempted(PATIENCE)
         assert await names(service) == ["b"], "what was given up has not come after all"
 
 
@@ -363,7 +362,7 @@ async def test_a_restart_changes_nothing_but_what_has_changed_meanwhile(declared
     gguf(declared.files / "b.gguf", context=512)
     declared.write(declared.entry("a", keep_loaded=True), declared.entry("b"))
     async with running(declared.home, **declared.environ) as service:
-        await service.catalog.declarations.tried(PATIENCE)
+        await service.catalog.declarations.wait_until_attempted(PATIENCE)
         assert await names(service) == ["a", "b"]
         assert await model(service, "a", "generation", "keep_loaded")() == [1, False], "an operator had unloaded it"
         assert await model(service, "b", "generation", "context_tokens")() == [2, 512], "its file is another"
@@ -374,7 +373,7 @@ async def test_without_the_setting_what_was_declared_is_an_operators(declared: D
     async with running(declared.home, **declared.environ) as service:
         await eventually(lambda: names(service), ["a", "b"])
     async with running(declared.home) as service:
-        await service.catalog.declarations.tried(PATIENCE)
+        await service.catalog.declarations.wait_until_attempted(PATIENCE)
         await service.models.UpdateModel(model_service_pb2.UpdateModelRequest(id="a"))
         await service.models.DeleteModel(model_service_pb2.DeleteModelRequest(id="b"))
         body = await service.facade.ListModels(models_service_pb2.ListModelsRequest(state="all"))
@@ -384,7 +383,7 @@ async def test_without_the_setting_what_was_declared_is_an_operators(declared: D
         assert [one["declared"] for one in json.loads(body.data)["data"]] == [False]
     declared.text('{"models": []}')
     async with running(declared.home, **declared.environ) as service:
-        await service.catalog.declarations.tried(PATIENCE)
+        await service.catalog.declarations.wait_until_attempted(PATIENCE)
         assert await names(service) == ["a"], "the file has let go of it"
 
 
@@ -412,12 +411,10 @@ async def test_a_half_written_file_is_not_applied(declared: Declared, monkeypatc
 
 
 async def test_problems_are_for_those_who_may_register(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = b"s" * 32
     declared.text("models: [")
 
     async def shown_to(service: Service, scope: str) -> Any:
-        caller = Identity("key_1", frozenset({"inference", scope}), expires=int(time.time()) + 60)
-        metadata = ((HEADER, sign(caller, secret)),)
+        metadata = identities.shown(identities.identity("key_1", "inference", scope))
         asked = models_service_pb2.ListModelsRequest(state="all")
         shown = json.loads((await service.facade.ListModels(asked, metadata=metadata)).data).get("models_file")
         typed = await service.models.ListModels(model_service_pb2.ListModelsRequest(), metadata=metadata)
@@ -426,10 +423,10 @@ async def test_problems_are_for_those_who_may_register(declared: Declared, monke
 
     async with running(declared.home, **declared.environ) as service:
         await eventually(_has_problem(service), True)
-        monkeypatch.setattr(Call, "authenticator", Authenticator(secret))
-        (told,) = (await shown_to(service, "admin"))["problems"]
-        assert (told["line"], told["key"], told["model"]) == (1, "", "")
-        assert told["message"].startswith("it cannot be read as YAML: ")
+        monkeypatch.setattr(Call, "authenticator", Authenticator(identities.PUBLIC))
+        (reported,) = (await shown_to(service, "admin"))["problems"]
+        assert (reported["line"], reported["key"], reported["model"]) == (1, "", "")
+        assert reported["message"].startswith("it cannot be read as YAML: ")
         assert await shown_to(service, "inference") is None
 
 

@@ -96,7 +96,7 @@ def test_json_with_tabs_says_the_same() -> None:
     assert (found, found.local) == (same, True)
 
 
-def test_what_is_said_decides_and_not_where_or_how() -> None:
+def test_same_content_is_equal_in_any_order_and_style() -> None:
     (plain,) = read(file(GOOD)).declarations
     (other,) = read(
         "# a comment\n" + file(("format: 'gguf'", "aliases:", "loras: []", "source: file:///m.gguf"))
@@ -106,11 +106,11 @@ def test_what_is_said_decides_and_not_where_or_how() -> None:
     assert changed.text != plain.text
 
 
-def test_a_wrong_entry_is_told_by_line_and_key_and_the_others_count() -> None:
+def test_invalid_entry_is_reported_by_line_and_key_and_the_others_apply() -> None:
     for lines, line, key, message in [
         (("format: gguf",), 5, ".source", "models[1] must have 'source'"),
         (("source: file:///x",), 5, ".format", "models[1] must have 'format'"),
-        ((*GOOD, "alias: x"), 8, ".alias", "there is no key 'alias'; there are id, source,"),
+        ((*GOOD, "alias: x"), 8, ".alias", "unknown key 'alias'; the keys are id, source,"),
         ((*GOOD, "aliases: x"), 8, ".aliases", "models[1].aliases must be a list"),
         ((*GOOD, f"aliases: {[*range(33)]}"), 8, ".aliases", "models[1].aliases may have 32 entries, and has 33"),
         ((*GOOD, "aliases: [x, [y]]"), 8, ".aliases[1]", "models[1].aliases[1] must be a text"),
@@ -118,13 +118,13 @@ def test_a_wrong_entry_is_told_by_line_and_key_and_the_others_count() -> None:
         ((*GOOD, "loras:", "  - scale: 1"), 9, ".loras[0].source", "models[1].loras[0] must have 'source'"),
         ((*GOOD, "loras:", "  - source: x", "    scale: y"), 10, ".loras[0].scale", "must be a number"),
         ((*GOOD, "image_defaults: {steps: 1.5}"), 8, ".image_defaults.steps", "must be a whole number"),
-        ((*GOOD, "engine: {gpus: 2}"), 8, ".engine.gpus", "there is no key 'gpus'; there are tensor_parallel,"),
+        ((*GOOD, "engine: {gpus: 2}"), 8, ".engine.gpus", "unknown key 'gpus'; the keys are tensor_parallel,"),
         ((*GOOD, "engine: {kv_tokens: many}"), 8, ".engine.kv_tokens", "must be a whole number"),
         ((*GOOD, "engine: {dtype: [auto]}"), 8, ".engine.dtype", "must be a text"),
         ((*GOOD, "revision: main"), 8, ".revision", "is for sources of the hub"),
-        (("source: hf://o/m@x", "format: gguf", "revision: y"), 8, ".revision", "the source names a revision, too"),
+        (("source: hf://o/m@x", "format: gguf", "revision: y"), 8, ".revision", "the source already has a revision"),
         (("source: hf://o/m", "format: gguf", "revision: a b"), 8, ".revision", "a branch, a tag or a commit"),
-        ((*GOOD, "format: gguf"), 8, ".format", "the key 'format' is there twice"),
+        ((*GOOD, "format: gguf"), 8, ".format", "the key 'format' appears twice"),
     ]:
         with case(lines=lines, line=line, key=key, message=message):
             found = read(file(GOOD, lines, GOOD))
@@ -139,26 +139,26 @@ def test_an_id_that_is_there_twice_counts_once() -> None:
     found = read(file(GOOD) + file(GOOD).removeprefix("models:\n"))
     assert [declaration.id for declaration in found.declarations] == ["m0"]
     (problem,) = found.problems
-    assert (problem.line, problem.message) == (5, "the id 'm0' is there twice, also in line 2")
+    assert (problem.line, problem.message) == (5, "the id 'm0' appears twice, also in line 2")
 
 
 def test_a_name_that_two_entries_want_is_the_first_ones() -> None:
     found = read(file((*GOOD, "aliases: [x, m3]"), (*GOOD, "aliases: [x]"), (*GOOD, "aliases: [y, x]"), GOOD))
     assert [declaration.id for declaration in found.declarations] == ["m1", "m3"]
     assert [(problem.line, problem.key, problem.model, problem.message) for problem in found.problems] == [
-        (5, "models[0].aliases", "m0", "the alias 'm3' is an id in this file already"),
-        (13, "models[2].aliases", "m2", "the alias 'x' is an alias of 'm1' in this file already"),
+        (5, "models[0].aliases", "m0", "the alias 'm3' is already an id in this file"),
+        (13, "models[2].aliases", "m2", "the alias 'x' is already an alias of 'm1' in this file"),
     ]
 
 
 @pytest.mark.parametrize("lines", ["  - idd: x\n", "  - 5\n", "  - id:\n", "  - id: [x]\n"])
-def test_who_has_no_id_leaves_open_what_the_file_has(lines: str) -> None:
+def test_entry_without_an_id_leaves_the_file_unresolved(lines: str) -> None:
     found = read(file(GOOD) + lines)
     assert not found.complete
     assert len(found.problems) == 1
 
 
-def test_where_a_refusal_of_the_catalog_stands() -> None:
+def test_position_of_a_refusal_of_the_catalog() -> None:
     (found,) = read(WHOLE).declarations
     assert [found.problem(param, "no").line for param in ("source", "image_defaults.steps", "base", "id", None)] == [
         4,
@@ -176,7 +176,7 @@ def test_a_file_that_declares_nothing_by_mistake() -> None:
         (b"", 0, "it is empty"),
         (b"models:\n", 1, "`models: []` declares none"),
         (b"{}", 1, "`models: []` declares none"),
-        (b"model: []", 1, "there is no key 'model'"),
+        (b"model: []", 1, "unknown key 'model'"),
         (b"models: {}", 1, "models must be a list"),
         (b"models: []\n# \xff", 2, "it is not UTF-8"),
         (b"models: [" + b"x, " * 1000 + b"x]", 1, "models may have 1000 entries, and has 1001"),

@@ -35,7 +35,7 @@ def test_aliases_are_few_and_each_is_there_once() -> None:
     check_aliases([f"a{number}" for number in range(MAX_ALIASES)], "m")
     with pytest.raises(InvalidRequest, match="may have 32 aliases; 33 were given"):
         check_aliases([f"a{number}" for number in range(MAX_ALIASES + 1)], "m")
-    with pytest.raises(InvalidRequest, match="'a' is there twice"):
+    with pytest.raises(InvalidRequest, match="'a' appears twice"):
         check_aliases(["a", "b", "a"], "m")
     with pytest.raises(InvalidRequest, match="'m' is the model's id"):
         check_aliases(["m"], "m")

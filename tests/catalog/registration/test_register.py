@@ -71,7 +71,7 @@ async def test_a_folder_of_safetensors_next_to_a_lying_metadata_file(tmp_path: P
         assert sorted(path.name for path in folder.iterdir()) == before, "nothing is written there"
 
 
-async def test_what_is_wrong_with_a_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_invalid_requests(tmp_path_factory: pytest.TempPathFactory) -> None:
     for request_, param, words in [
         ({"id": ""}, "id", "Missing required parameter: 'id'."),
         ({"id": "a b"}, "id", "'a b' is not allowed"),
@@ -88,9 +88,9 @@ async def test_what_is_wrong_with_a_request(tmp_path_factory: pytest.TempPathFac
         with case(request_=request_, param=param, words=words):
             tmp_path = tmp_path_factory.mktemp("case")
             async with running(tmp_path) as service:
-                told = await refusal(service.register(**({"model_id": "new"} | {"file": "x"} | _renamed(request_))))
-                assert (told.code, told.reason, told.param) == (Code.INVALID_ARGUMENT, "INVALID_REQUEST", param)
-                assert words in told.message
+                error = await refusal(service.register(**({"model_id": "new"} | {"file": "x"} | _renamed(request_))))
+                assert (error.code, error.reason, error.param) == (Code.INVALID_ARGUMENT, "INVALID_REQUEST", param)
+                assert words in error.message
                 assert await listed(service) == []
 
 
@@ -98,21 +98,21 @@ def _renamed(request_: dict[str, object]) -> dict[str, object]:
     return {"model_id" if key == "id" else key: value for key, value in request_.items()}
 
 
-async def test_what_is_wrong_with_files(tmp_path: Path) -> None:
+async def test_invalid_files(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         whole = gguf(service.files / "cut.gguf").read_bytes()
         (service.files / "cut.gguf").write_bytes(whole[:-5])
         (service.files / "empty").mkdir()
 
-        async def told(file: str, **more: object) -> Refusal:
+        async def reported(file: str, **more: object) -> Refusal:
             source = f"file://{service.files}/{file}"
             found = await refusal(service.register("m", "unused.gguf", **({"source": source} | more)))
             assert (found.code, found.reason) == (Code.FAILED_PRECONDITION, "MODEL_INVALID")
             return found
 
-        assert f"{service.files}/none.gguf: there is no such file" in (await told("none.gguf")).message
-        assert "cut.gguf" in (await told("cut.gguf")).message
-        missing = (await told("empty", format="safetensors")).message
+        assert f"{service.files}/none.gguf: there is no such file" in (await reported("none.gguf")).message
+        assert "cut.gguf" in (await reported("cut.gguf")).message
+        missing = (await reported("empty", format="safetensors")).message
         assert "config.json" in missing
         assert "tokenizer.json" in missing
         assert await listed(service) == []
@@ -125,8 +125,8 @@ async def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
             os.rename(path, os.fsencode(path.parent) + b"/\xff.gguf")  # noqa: PTH104 (bytes)
         except OSError:
             pytest.skip("the filesystem takes no such names")
-        told = await refusal(service.register("m", "m"))
-        assert (told.code, "is not UTF-8: rename it" in told.message) == (Code.FAILED_PRECONDITION, True)
+        error = await refusal(service.register("m", "m"))
+        assert (error.code, "is not UTF-8: rename it" in error.message) == (Code.FAILED_PRECONDITION, True)
         assert await listed(service) == []
 
 
@@ -134,10 +134,10 @@ async def test_a_duplicate_is_refused_before_its_files_are_looked_at(tmp_path: P
     async with running(tmp_path) as service:
         model = await service.register("m", aliases=["a"])
         for names_ in ({"model_id": "m"}, {"model_id": "a"}, {"model_id": "n", "aliases": ["a"]}):
-            told = await refusal(service.register(**names_, source=f"file://{service.files}/none.gguf"))
-            assert told.code == Code.ALREADY_EXISTS
-            assert model.source in told.message
-            assert "gguf" in told.message
+            error = await refusal(service.register(**names_, source=f"file://{service.files}/none.gguf"))
+            assert error.code == Code.ALREADY_EXISTS
+            assert model.source in error.message
+            assert "gguf" in error.message
         assert await service.get("m") == model
 
 
@@ -157,8 +157,8 @@ async def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as service:
         await service.register("m")
         monkeypatch.setattr(registrations, "MAX_MODELS", 1)
-        told = await refusal(service.register("n"))
-        assert (told.code, "is the limit" in told.message) == (Code.INVALID_ARGUMENT, True)
+        error = await refusal(service.register("n"))
+        assert (error.code, "is the limit" in error.message) == (Code.INVALID_ARGUMENT, True)
         monkeypatch.setattr(survey, "AT_ONCE", 0)
         monkeypatch.setattr(survey, "MAX_WAITING", 0)
         assert (await refusal(service.register("n"))).code == Code.RESOURCE_EXHAUSTED
@@ -207,8 +207,8 @@ async def test_aliases_alone_leave_the_files_alone(tmp_path: Path) -> None:
         assert (list(model.aliases), model.generation) == (["b", "c"], 1)
         assert (await refusal(service.get("a"))).code == Code.NOT_FOUND
         assert (await update(service, "c", aliases=names())).model.aliases == []
-        told = await refusal(update(service, "m"))
-        assert (told.code, "there is no such file" in told.message) == (Code.FAILED_PRECONDITION, True)
+        error = await refusal(update(service, "m"))
+        assert (error.code, "there is no such file" in error.message) == (Code.FAILED_PRECONDITION, True)
         assert (await service.get("m")).generation == 1
 
 
@@ -221,12 +221,12 @@ async def test_an_update_that_is_refused_changes_nothing(tmp_path: Path) -> None
         source = f"file://{other}"
         assert (await refusal(update(service, "none", source=source))).code == Code.NOT_FOUND
         assert (await refusal(update(service, "", source=source))).param == "id"
-        told = await refusal(update(service, "m", source=source, aliases=names("taken")))
-        assert (told.code, told.param) == (Code.ALREADY_EXISTS, "aliases")
+        error = await refusal(update(service, "m", source=source, aliases=names("taken")))
+        assert (error.code, error.param) == (Code.ALREADY_EXISTS, "aliases")
         assert (await refusal(update(service, "m", source=source, aliases=names("m")))).param == "aliases"
         assert (await refusal(update(service, "m", source="file:///etc/passwd"))).param == "source"
-        told = await refusal(update(service, "m", source=f"file://{service.files}/st"))
-        assert told.code == Code.FAILED_PRECONDITION, "the format is fixed for good"
+        error = await refusal(update(service, "m", source=f"file://{service.files}/st"))
+        assert error.code == Code.FAILED_PRECONDITION, "the format is fixed for good"
         assert await service.get("m") == model
 
 
@@ -236,8 +236,8 @@ async def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
         shards = {"weight": "model-00001-of-00002.safetensors", "more": "model-00002-of-00002.safetensors"}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-        told = await refusal(service.register("m", "m", format="safetensors"))
-        assert "model-00002-of-00002.safetensors" in told.message
+        error = await refusal(service.register("m", "m", format="safetensors"))
+        assert "model-00002-of-00002.safetensors" in error.message
         assert await listed(service) == []
 
 

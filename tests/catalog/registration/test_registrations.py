@@ -104,7 +104,7 @@ async def test_a_row_of_the_first_version_is_still_read(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-async def test_what_the_models_file_said_of_the_runtime_is_known_as_the_registration_s(
+async def test_runtime_of_the_models_file_becomes_the_registered_one(
     tmp_path: Path, declared: str, registered: str
 ) -> None:
     """The database predates the column; an operator may have loaded the model with another runtime since."""
@@ -125,7 +125,7 @@ async def test_a_row_that_cannot_be_understood_is_named(tmp_path: Path, column: 
         await registrations.add(desired("org/m"), "")
     with closing(sqlite3.connect(tmp_path / "c.db")) as connection, connection:
         connection.execute(f"UPDATE models SET {column} = '{{}}'")  # noqa: S608 (our own words)
-    with pytest.raises(ModelInvalid, match="what the catalog holds of the model 'org/m' cannot be read"):
+    with pytest.raises(ModelInvalid, match="the catalog's record of the model 'org/m' cannot be read"):
         await read_again(tmp_path)
 
 
@@ -184,15 +184,15 @@ async def test_two_at_the_same_time_for_one_name(tmp_path: Path) -> None:
 
 async def test_a_change_is_written_and_its_names_are_moved(tmp_path: Path) -> None:
     async with opened(tmp_path) as registrations:
-        told: list[str] = []
-        registrations.on_change = told.append
+        messages: list[str] = []
+        registrations.on_change = messages.append
         first = await registrations.add(desired("m", "old", "kept"), "")
         changed = await registrations.change(first, renamed("kept", "new"))
         assert registrations.get("new") is changed
         with pytest.raises(ModelNotFound):
             registrations.get("old")
         assert (await registrations.change(changed, renamed("kept", "new"))) is changed
-        assert told == ["m", "m"], "no change is none"
+        assert messages == ["m", "m"], "no change is none"
         other = await registrations.add(desired("other", "old"), "")
         with pytest.raises(ModelExists, match="'new' is an alias of the model 'm'"):
             await registrations.change(other, renamed("old", "new"))

@@ -59,7 +59,7 @@ async def test_they_are_kept_shown_and_sent_to_the_services(tmp_path: Path) -> N
         assert (sent["other"].runtime, sent["other"].model.HasField("engine")) == ("", False)
 
 
-async def test_what_cannot_be_meant_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_ambiguous_values_are_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
     for request_, param, words in [
         (
             {"runtime": "vlm"},
@@ -67,7 +67,7 @@ async def test_what_cannot_be_meant_is_refused_by_name(tmp_path_factory: pytest.
             "there is no runtime 'vlm' for text models: it must be one of llama_cpp, torch",
         ),
         ({"runtime": "whisper"}, "runtime", "there is no runtime 'whisper' for text models"),
-        ({"engine": Engine(tensor_parallel=-1)}, "engine.tensor_parallel", "must be from 1 to 64, or 0, which is"),
+        ({"engine": Engine(tensor_parallel=-1)}, "engine.tensor_parallel", "must be from 1 to 64, or 0 for"),
         ({"engine": Engine(pipeline_parallel=65)}, "engine.pipeline_parallel", "must be from 1 to 64"),
         ({"engine": Engine(context_tokens=8)}, "engine.context_tokens", "must be from 16 to 10000000"),
         ({"engine": Engine(max_sequences=193)}, "engine.max_sequences", "must be from 1 to 192"),
@@ -86,12 +86,12 @@ async def test_what_cannot_be_meant_is_refused_by_name(tmp_path_factory: pytest.
         with case(request_=request_, param=param, words=words):
             tmp_path = tmp_path_factory.mktemp("case")
             async with running(tmp_path) as service:
-                told = await refusal(add(service, **request_))
-                assert (told.code, told.param) == (INVALID, param)
-                assert words in told.message
+                error = await refusal(add(service, **request_))
+                assert (error.code, error.param) == (INVALID, param)
+                assert words in error.message
                 await add(service)
-                told = await refusal(update(service, **request_))
-                assert (told.code, told.param) == (INVALID, param)
+                error = await refusal(update(service, **request_))
+                assert (error.code, error.param) == (INVALID, param)
                 model = await service.get("m")
                 assert (model.generation, model.asked_runtime, model.HasField("engine")) == (1, "", False)
 
@@ -104,13 +104,13 @@ async def test_what_cannot_be_meant_is_refused_by_name(tmp_path_factory: pytest.
         (Engine(pipeline_parallel=2), "engine.pipeline_parallel", "the runtimes for gguf do not divide models"),
     ],
 )
-async def test_what_a_gguf_file_could_not_follow_is_refused(
+async def test_unsupported_keywords_for_gguf_are_refused(
     tmp_path: Path, engine: Engine, param: str, words: str
 ) -> None:
     async with running(tmp_path) as service:
-        told = await refusal(service.register("m", engine=engine))
-        assert (told.code, told.param) == (INVALID, param)
-        assert words in told.message
+        error = await refusal(service.register("m", engine=engine))
+        assert (error.code, error.param) == (INVALID, param)
+        assert words in error.message
         model = await service.register("m", engine=Engine(context_tokens=512, tensor_parallel=1))
         assert model.engine.context_tokens == 512
 
@@ -118,11 +118,13 @@ async def test_what_a_gguf_file_could_not_follow_is_refused(
 async def test_models_that_hear_or_draw_have_no_engine(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         for format_ in ("whisper", "diffusers"):
-            told = await refusal(service.register("m", format=format_, engine=Engine(max_sequences=1)))
-            assert (told.code, told.param) == (INVALID, "engine")
-            assert "'engine' is for text models, not for " in told.message
-        told = await refusal(service.register("m", format="whisper", runtime="torch"))
-        assert "there is no runtime 'torch' for audio models: it must be one of whisper, faster_whisper" in told.message
+            error = await refusal(service.register("m", format=format_, engine=Engine(max_sequences=1)))
+            assert (error.code, error.param) == (INVALID, "engine")
+            assert "'engine' is for text models, not for " in error.message
+        error = await refusal(service.register("m", format="whisper", runtime="torch"))
+        assert (
+            "there is no runtime 'torch' for audio models: it must be one of whisper, faster_whisper" in error.message
+        )
 
 
 async def test_another_way_of_being_run_is_another_generation(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ async def test_files_are_not_looked_at_where_only_the_way_changes(tmp_path: Path
         assert "config.json" in (await refusal(update(service))).message
 
 
-async def test_whoever_asked_last_for_a_runtime_gets_it(tmp_path: Path) -> None:
+async def test_last_requested_runtime_counts(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.report(complete=True, runtimes=[torch(), vllm(), llama_cpp()])
         await add(service, runtime="vllm")
@@ -183,8 +185,8 @@ async def test_stages_keep_other_runtimes_away(tmp_path: Path) -> None:
         request = model_service_pb2.ExplainModelRequest(id="m")
         (replica,) = (await service.models.ExplainModel(request)).resolutions
         assert [(one.runtime, one.chosen) for one in replica.runtimes] == [("vllm", True), ("torch", False)]
-        told = await refusal(load(service, "torch"))
-        assert (told.code, "does not divide models into stages" in told.message) == (INVALID, True)
+        error = await refusal(load(service, "torch"))
+        assert (error.code, "does not divide models into stages" in error.message) == (INVALID, True)
         assert not (await service.get("m")).keep_loaded
         await service.report(complete=True, runtimes=[torch()])
         model = await service.get("m")
@@ -196,14 +198,14 @@ async def test_a_runtime_that_is_not_installed_says_how_to_install_it(tmp_path: 
         await service.report(complete=True, runtimes=[torch(), vllm(missing=VLLM_MISSING)])
         model = await add(service, runtime="vllm")
         assert model.state == UNSUPPORTED
-        assert model.reason == f"m: the runtime 'vllm' that was asked for cannot run it here: {VLLM_MISSING}"
+        assert model.reason == f"m: the requested runtime 'vllm' cannot run it here: {VLLM_MISSING}"
         request = model_service_pb2.ExplainModelRequest(id="m")
         (replica,) = (await service.models.ExplainModel(request)).resolutions
         reasons = {one.runtime: one.reason for one in replica.runtimes}
         assert reasons["vllm"] == VLLM_MISSING
-        told = await refusal(load(service, "vllm"))
-        assert (told.code, told.param) == (INVALID, "runtime")
-        assert VLLM_MISSING in told.message
+        error = await refusal(load(service, "vllm"))
+        assert (error.code, error.param) == (INVALID, "runtime")
+        assert VLLM_MISSING in error.message
         assert (await update(service, runtime="")).state == PENDING, "torch runs it"
         await service.report("text-2", complete=True, runtimes=[vllm()])
         assert (await load(service, "vllm")).state == PENDING, "one replica that has it is enough"
@@ -211,6 +213,6 @@ async def test_a_runtime_that_is_not_installed_says_how_to_install_it(tmp_path: 
 
 async def test_every_runtime_of_the_table_can_be_asked_for(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
-        told = await refusal(add(service, runtime="?"))
+        error = await refusal(add(service, runtime="?"))
         names = [runtime.name for runtime in RUNTIMES if runtime.modality == "text"]
-        assert told.message.endswith(f"it must be one of {', '.join(names)}")
+        assert error.message.endswith(f"it must be one of {', '.join(names)}")

@@ -73,8 +73,8 @@ async def test_update_pins_what_the_branch_is_now(tmp_path: Path, hub: LoopbackH
 
 async def test_a_hub_that_fails(tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]) -> None:
     async with running(tmp_path) as service:
-        told = await refusal(registered(service, source="hf://org/none"))
-        assert (told.code, "hf://org/none" in told.message) == (Code.FAILED_PRECONDITION, True)
+        error = await refusal(registered(service, source="hf://org/none"))
+        assert (error.code, "hf://org/none" in error.message) == (Code.FAILED_PRECONDITION, True)
         hub.status(LISTING, 429, times=2, headers={"retry-after": "7"})
         assert (await refusal(registered(service))).code == Code.RESOURCE_EXHAUSTED
         assert (await refusal(service.get("m"))).code == Code.NOT_FOUND
@@ -118,7 +118,7 @@ async def test_an_official_cache_is_kept_with_the_model(
         ({"ALLM_ARTIFACTS": "off"}, "nvidia/m-gguf"),
     ],
 )
-async def test_what_may_not_be_used_is_not_even_asked_for(
+async def test_disallowed_repositories_are_never_requested(
     tmp_path: Path,
     hub: LoopbackHub,
     commits: dict[str, str],

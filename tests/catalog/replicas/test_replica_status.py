@@ -38,31 +38,31 @@ def live_metric(modality: str) -> float | None:
     return REGISTRY.get_sample_value("allm_replicas_live", {"modality": modality})
 
 
-def test_a_partial_report_of_somebody_unknown_counts_for_nothing() -> None:
+def test_partial_report_of_an_unknown_replica_is_ignored() -> None:
     replica_status = ReplicaStatus(Clock())
-    heard = replica_status.report(replace(PART, statuses={"m": READY}), registered)
-    assert (heard.known, heard.models, heard.rosters) == (False, frozenset(), frozenset())
+    effect = replica_status.report(replace(PART, statuses={"m": READY}), registered)
+    assert (effect.known, effect.models, effect.rosters) == (False, frozenset(), frozenset())
     assert names(replica_status) == []
 
 
 def test_partial_reports_merge_and_whole_ones_replace() -> None:
     replica_status = ReplicaStatus(Clock())
-    heard = replica_status.report(replace(WHOLE, statuses={"a": READY, "b": READY}), registered)
-    assert (heard.known, heard.rosters) == (True, {"text"})
-    heard = replica_status.report(replace(PART, statuses={"b": LOADED, "c": READY}), registered)
-    assert (heard.known, heard.models, heard.rosters) == (True, {"b", "c"}, frozenset())
+    effect = replica_status.report(replace(WHOLE, statuses={"a": READY, "b": READY}), registered)
+    assert (effect.known, effect.rosters) == (True, {"text"})
+    effect = replica_status.report(replace(PART, statuses={"b": LOADED, "c": READY}), registered)
+    assert (effect.known, effect.models, effect.rosters) == (True, {"b", "c"}, frozenset())
     assert said(replica_status) == {"a": READY, "b": LOADED, "c": READY}
-    heard = replica_status.report(replace(WHOLE, statuses={"b": LOADED, "d": READY}), registered)
-    assert (heard.models, heard.rosters) == ({"a", "c", "d"}, frozenset())
+    effect = replica_status.report(replace(WHOLE, statuses={"b": LOADED, "d": READY}), registered)
+    assert (effect.models, effect.rosters) == ({"a", "c", "d"}, frozenset())
     assert said(replica_status) == {"b": LOADED, "d": READY}
 
 
-def test_what_is_said_again_is_no_change() -> None:
+def test_repeated_report_is_no_change() -> None:
     replica_status = ReplicaStatus(Clock())
     replica_status.report(replace(WHOLE, statuses={"a": READY}), registered)
     assert replica_status.report(replace(PART, statuses={"a": READY}), registered).models == frozenset()
-    heard = replica_status.report(replace(WHOLE, statuses={"a": READY}), registered)
-    assert (heard.models, heard.rosters) == (frozenset(), frozenset())
+    effect = replica_status.report(replace(WHOLE, statuses={"a": READY}), registered)
+    assert (effect.models, effect.rosters) == (frozenset(), frozenset())
 
 
 def test_models_that_are_not_registered_are_ignored() -> None:
@@ -90,7 +90,7 @@ def test_a_name_that_comes_back_with_another_modality() -> None:
     assert len(replica_status.live("audio")) == 1
 
 
-def test_who_is_silent_for_three_intervals_no_longer_counts() -> None:
+def test_replica_silent_for_three_intervals_no_longer_counts() -> None:
     clock = Clock()
     replica_status = ReplicaStatus(clock)
     replica_status.report(WHOLE, registered)
@@ -105,11 +105,11 @@ def test_who_is_silent_for_three_intervals_no_longer_counts() -> None:
     assert not replica_status.report(replace(PART, replica="u"), registered).known, "it must say everything again"
 
 
-def test_who_leaves_goes_at_once() -> None:
+def test_leaving_replica_is_removed_at_once() -> None:
     replica_status = ReplicaStatus(Clock())
     replica_status.report(WHOLE, registered)
-    heard = replica_status.report(GONE, registered)
-    assert (heard.known, heard.rosters, names(replica_status)) == (True, {"text"}, [])
+    effect = replica_status.report(GONE, registered)
+    assert (effect.known, effect.rosters, names(replica_status)) == (True, {"text"}, [])
     assert live_metric("text") == 0
     assert replica_status.report(GONE, registered).rosters == frozenset(), "nothing has changed"
 

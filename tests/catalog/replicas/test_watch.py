@@ -120,9 +120,7 @@ async def test_a_watcher_that_never_reads_holds_no_more_than_there_are_models(
         assert await rest(watch) == ["+stays", "synced"]
 
 
-async def test_a_model_that_was_registered_anew_is_told_as_gone_first(
-    catalog: Catalog, registrations: Registrations
-) -> None:
+async def test_re_registered_model_is_sent_as_removed_first(catalog: Catalog, registrations: Registrations) -> None:
     """The new files may differ under the same id and generation."""
     with catalog.watchers.watch(None, statuses=False) as watch:
         first = await registrations.add(desired("m"), "")
@@ -132,7 +130,7 @@ async def test_a_model_that_was_registered_anew_is_told_as_gone_first(
         assert await rest(watch) == ["-m", "+m"]
 
 
-async def test_what_goes_during_the_snapshot_is_not_named(catalog: Catalog, registrations: Registrations) -> None:
+async def test_model_removed_during_the_snapshot_is_not_sent(catalog: Catalog, registrations: Registrations) -> None:
     for model_id in ("a", "b", "c"):
         await registrations.add(desired(model_id), "")
     with catalog.watchers.watch(None, statuses=False) as watch:

@@ -8,7 +8,7 @@ import grpc
 from allm.models.v1 import model_pb2
 from allm.models.v1 import model_service_pb2 as pb
 
-from services.cli.models.chat_meter import prompt
+from services.cli.models.meters import prompt
 from tests.cli.models.catalog_stand_in import MIB, Commands, Refusal, desired, replica
 
 
@@ -91,7 +91,7 @@ def test_a_runtime_that_cannot_is_not_measured(models: Commands) -> None:
     assert not models.catalog.requests("LoadModel")
 
 
-def test_replicas_on_different_devices_cannot_be_told_apart(models: Commands) -> None:
+def test_replicas_on_different_devices_cannot_be_distinguished(models: Commands) -> None:
     two_runtimes(models)
     models.catalog.runtimes = {}
     both = [replica("loaded", "text-1"), replica("loaded", "text-2", device="cuda")]
@@ -134,7 +134,7 @@ def test_an_audio_model_needs_a_recording_of_speech(models: Commands, tmp_path: 
     hearing(models)
     done = models("bench", "w")
     assert done.status == 1
-    assert done.stderr == "allm: w transcribes: name a recording of speech to measure it with, --audio FILE\n"
+    assert done.stderr == "allm: w transcribes speech: give a recording with --audio FILE\n"
     missing = models("bench", "w", "--audio", str(tmp_path / "nothing.wav"))
     assert missing.status == 1
     assert f"allm: {tmp_path / 'nothing.wav'}: No such file or directory\n" in missing.stderr
@@ -142,7 +142,7 @@ def test_an_audio_model_needs_a_recording_of_speech(models: Commands, tmp_path: 
     models.catalog.spoken = ""
     mute = models("bench", "w", "--audio", str(silence))
     assert mute.status == 1
-    assert f"allm: w hears nobody speak in {silence}: name a recording of speech\n" in mute.stderr
+    assert f"allm: w found no speech in {silence}: give a recording of speech\n" in mute.stderr
     assert not models.catalog.requests("RecordBenchmark")
 
 
@@ -151,7 +151,7 @@ def test_models_for_anything_else_are_not_measured_so_far(models: Commands) -> N
     done = models("bench", "e")
     assert done.status == 1
     assert (
-        "e is a model for embeddings: `allm models bench` is for models that chat or transcribe so far" in done.stderr
+        "e is a model for embeddings: `allm models bench` measures only models that chat or transcribe" in done.stderr
     )
 
 

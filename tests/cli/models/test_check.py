@@ -20,7 +20,7 @@ def fetched(models: Commands, model_id: str, content: bytes = CONTENT) -> Path:
     registered.manifest.files[0].size_bytes = len(CONTENT)
     registered.manifest.files[0].sha256 = hashlib.sha256(CONTENT).hexdigest()
     models.catalog.models[model_id] = registered
-    folder = ModelCache(models.home / "models").place(model_id, read_manifest(registered.manifest))
+    folder = ModelCache(models.home / "models").model_folder(model_id, read_manifest(registered.manifest))
     folder.mkdir(parents=True)
     (folder / "m.gguf").write_bytes(content)
     return folder / "m.gguf"
@@ -44,7 +44,7 @@ def test_a_file_that_is_too_short_or_gone_is_named(models: Commands) -> None:
     file = fetched(models, "bad", CONTENT[:-1])
     done = models("check")
     assert done.status == 1
-    assert f"bad: {file} has 7999 bytes, expected are 8000\n" in done.stdout
+    assert f"bad: {file} has 7999 bytes, expected 8000\n" in done.stdout
     assert "good: ok" in done.stdout
     file.unlink()
     done = models("check", "bad")
@@ -89,7 +89,7 @@ def test_nothing_registered_is_nothing_wrong(models: Commands) -> None:
     assert models("check", "--json").json == {"models": []}
 
 
-def test_what_nobody_has_fetched_is_nothing_wrong(models: Commands) -> None:
+def test_unfetched_model_is_not_a_problem(models: Commands) -> None:
     fetched(models, "there")
     models.catalog.models["coming"] = desired("coming", "downloading", replicas=[replica("downloading")])
     models.catalog.models["never"] = desired("never", "unsupported", replicas=[replica("unsupported")])
@@ -124,7 +124,7 @@ def test_an_execution_cache_is_looked_at_in_place_of_the_weights(models: Command
     for manifest in (cache, unused):
         registered.artifacts.add(runtime="llama_cpp", devices=["cpu"], manifest=manifest)
     models.catalog.models["m"] = registered
-    folder = ModelCache(models.home / "models").place("m", read_manifest(cache))
+    folder = ModelCache(models.home / "models").model_folder("m", read_manifest(cache))
     folder.mkdir(parents=True)
     (folder / "c.gguf").write_bytes(CONTENT)
     done = models("check", "m")

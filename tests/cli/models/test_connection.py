@@ -48,16 +48,16 @@ def test_the_running_stack_is_found(models: Commands) -> None:
 
 
 @pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("add", "m", "hf://o/n", "--format", "gguf")])
-def test_nobody_there(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_no_replica(tmp_path: Path, command: tuple[str, ...]) -> None:
     address = f"127.0.0.1:{free_port()}"
     done = allm_models(tmp_path, *command, "--address", address)
     assert (done.status, done.stdout) == (1, "")
     assert done.stderr == (
-        f"allm: allm does not answer on {address}: start it with `allm serve`, or say where it is with --address\n"
+        f"allm: allm does not answer on {address}: start it with `allm serve`, or give its address with --address\n"
     )
 
 
-def test_a_wrong_setting_is_told_as_everywhere(tmp_path: Path) -> None:
+def test_invalid_setting_is_reported_as_everywhere(tmp_path: Path) -> None:
     done = allm_models(tmp_path, "list", ALLM_PORT="http")
     assert done.status == 2
     assert done.stderr.startswith("allm: ALLM_PORT=")

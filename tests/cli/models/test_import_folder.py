@@ -73,7 +73,7 @@ def test_one_line_for_each_model_and_a_summary(models: Commands, old: Path) -> N
     assert listing(old) == before
 
 
-def test_a_dry_run_asks_nobody(tmp_path: Path, old: Path) -> None:
+def test_dry_run_calls_no_service(tmp_path: Path, old: Path) -> None:
     done = allm_models(tmp_path, "import", str(old), "--dry-run", "--json", "--address", "127.0.0.1:1")
     assert done.status == 0
     found = {model["id"]: model for model in done.json["models"]}
@@ -83,7 +83,7 @@ def test_a_dry_run_asks_nobody(tmp_path: Path, old: Path) -> None:
     assert found["org/name"]["path"] == str(old / "org" / "name")
 
 
-def test_what_the_catalog_refuses_has_its_reason_and_a_hint(models: Commands, tmp_path: Path) -> None:
+def test_refusals_of_the_catalog_have_a_reason_and_a_hint(models: Commands, tmp_path: Path) -> None:
     gguf(tmp_path / "old" / "m.gguf")
     reason = "/x/m.gguf is not below one of ALLM_MODEL_ROOTS (/y)"
     models.catalog.refuse["RegisterModel"] = Refusal(grpc.StatusCode.INVALID_ARGUMENT, reason)
@@ -93,7 +93,7 @@ def test_what_the_catalog_refuses_has_its_reason_and_a_hint(models: Commands, tm
     assert f"ALLM_MODEL_ROOTS={tmp_path / 'old'}" in done.stderr
 
 
-def test_what_is_registered_already_is_no_reason_to_stop(models: Commands, tmp_path: Path) -> None:
+def test_registered_models_do_not_stop_the_import(models: Commands, tmp_path: Path) -> None:
     for name in ("a", "b"):
         gguf(tmp_path / "old" / f"{name}.gguf")
     models.catalog.models["a"] = desired("a")
@@ -111,7 +111,7 @@ def test_no_folder_at_all(models: Commands, tmp_path: Path) -> None:
 def test_an_empty_folder_is_nothing_wrong(models: Commands, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     done = models("import", str(tmp_path / "old"))
-    assert (done.status, done.stdout) == (0, "there is nothing in it\n")
+    assert (done.status, done.stdout) == (0, "the folder is empty\n")
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,11 @@ def test_without_waiting_it_only_registers(models: Commands) -> None:
 
 @pytest.mark.parametrize("state", ["failed", "unsupported"])
 def test_a_model_that_will_not_serve_ends_it_with_the_reason(models: Commands, state: str) -> None:
-    models.catalog.story = [desired("m", state, reason="m.gguf has 12 bytes, expected are 13")]
+    models.catalog.story = [desired("m", state, reason="m.gguf has 12 bytes, expected 13")]
     done = models("add", "m", HUB, "--format", "gguf")
     assert done.status == 1
     assert done.stdout == ""
-    assert f"allm: m is {state}: m.gguf has 12 bytes, expected are 13\n" in done.stderr
+    assert f"allm: m is {state}: m.gguf has 12 bytes, expected 13\n" in done.stderr
 
 
 def test_json_is_the_final_model_also_of_a_failed_one(models: Commands) -> None:
@@ -95,7 +95,7 @@ def test_a_replica_that_fails_is_no_reason_to_give_up_while_another_goes_on(mode
     assert models("add", "m", HUB, "--format", "gguf").status == 0
 
 
-def test_what_the_catalog_refuses_is_said_as_it_is(models: Commands) -> None:
+def test_refusals_of_the_catalog_are_passed_on_unchanged(models: Commands) -> None:
     models.catalog.refuse["RegisterModel"] = Refusal(grpc.StatusCode.ALREADY_EXISTS, "the id 'm' is taken by m")
     done = models("add", "m", HUB, "--format", "gguf")
     assert (done.status, done.stdout) == (1, "")
@@ -142,7 +142,7 @@ def test_a_model_that_is_removed_meanwhile_ends_it(models: Commands) -> None:
 def test_a_timeout_ends_the_wait_only(models: Commands) -> None:
     done = models("add", "m", HUB, "--format", "gguf", "--timeout", "0.2")
     assert done.status == 1
-    assert "after 0.2 seconds; allm goes on with it" in done.stderr
+    assert "after 0.2 seconds; allm continues" in done.stderr
     assert "m" in models.catalog.models
 
 
@@ -161,7 +161,7 @@ def test_ctrl_c_ends_the_wait_only(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGINT)
             stdout, stderr = process.communicate(timeout=LONG)
     assert (process.returncode, stdout) == (130, "")
-    assert stderr == "allm: no longer waiting for m; allm goes on with it; `allm models show m` tells how far it is\n"
+    assert stderr == "allm: no longer waiting for m; allm continues; `allm models show m` shows the progress\n"
 
 
 # --- update

@@ -11,7 +11,7 @@ from tests.cli.models.catalog_stand_in import LONG, CatalogStandIn, Commands, de
 from tests.stack import environment
 
 
-def test_remove_asks_first_and_refuses_where_nobody_can_be_asked(models: Commands) -> None:
+def test_remove_asks_first_and_refuses_without_a_terminal(models: Commands) -> None:
     models.catalog.models = {"m": desired("m", aliases=["x"])}
     refused = models("remove", "m")
     assert refused.status == 1
@@ -47,7 +47,7 @@ def test_on_a_terminal_the_answer_counts(tmp_path: Path) -> None:
             os.close(ours)
             os.close(theirs)
             assert done.returncode == status, done.stderr
-            assert "Remove m (138 MiB, what was fetched is deleted)?" in done.stderr
+            assert "Remove m (138 MiB, its fetched files are deleted)?" in done.stderr
             assert ("m" in catalog.models) == (status == 1)
 
 
@@ -84,8 +84,8 @@ def test_load_with_a_runtime_that_cannot_ends_though_another_goes_on(models: Com
 
 def test_load_and_unload_without_waiting(models: Commands) -> None:
     models.catalog.models = {"m": desired("m")}
-    assert models("load", "m", "--no-wait").stdout == "m is to be loaded\n"
+    assert models("load", "m", "--no-wait").stdout == "m will be loaded\n"
     assert models("load", "m", "--no-wait", "--json").json["keep_loaded"] is True
-    assert models("unload", "m").stdout == "m is to be unloaded\n"
+    assert models("unload", "m").stdout == "m will be unloaded\n"
     assert models("unload", "m", "--json").json["keep_loaded"] is False
     assert not models.catalog.requests("WatchModels")

@@ -15,13 +15,12 @@ from allm.models.v1 import model_service_pb2 as pb
 from allm.models.v1 import model_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 
-from services.auth.identity import ADMIN, HEADER, SERVICE, verify
-from services.auth.secret_file import ensure_secret
+from services.auth.identity import ADMIN, HEADER, verify
 from services.cli.models.connection import Connection, command_identity, connect
 from services.cli.problem import Problem
 from services.rpc.own_identity import NOBODY
 from services.settings.settings import Settings, load_settings
-from tests.identities import SECRET, write_secret
+from tests.identities import PUBLIC, write_keys
 
 
 class Noting(model_service_pb2_grpc.ModelServiceServicer, chat_service_pb2_grpc.ChatServiceServicer):
@@ -76,20 +75,20 @@ def test_without_keys_nothing_is_shown(tmp_path: Path) -> None:
         assert not any(HEADER in shown or "authorization" in shown for shown in at_gateway.shown)
 
 
-def test_who_has_the_secret_asks_the_catalog_itself(tmp_path: Path) -> None:
-    write_secret(tmp_path)
+def test_command_with_the_operators_key_calls_the_catalog_directly(tmp_path: Path) -> None:
+    write_keys(tmp_path)
     own = command_identity(settings(tmp_path), "allm-models")  # without ALLM_AUTH: the file is sufficient
     with standing_in() as (gateway, at_gateway), standing_in() as (catalog, at_catalog):
         with connect(gateway, own, "", catalog) as connection:
             ask(connection)
         assert (len(at_gateway.shown), len(at_catalog.shown)) == (1, 2)
         for shown in at_catalog.shown:
-            found = verify(shown[HEADER], SECRET, time.time())
-            assert (found.subject, found.scopes) == ("service:allm-models", {ADMIN, SERVICE})
+            found = verify(shown[HEADER], PUBLIC, time.time())
+            assert (found.subject, found.scopes) == ("service:operator/allm-models", {ADMIN})
 
 
-def test_where_that_is_away_it_is_the_gateway(tmp_path: Path) -> None:
-    write_secret(tmp_path)
+def test_gateway_is_used_without_the_catalog(tmp_path: Path) -> None:
+    write_keys(tmp_path)
     own = command_identity(settings(tmp_path), "allm-models")
     with standing_in() as (gateway, at_gateway), connect(gateway, own, "", f"unix:{tmp_path}/none") as connection:
         ask(connection)
@@ -97,7 +96,7 @@ def test_where_that_is_away_it_is_the_gateway(tmp_path: Path) -> None:
 
 
 def test_a_key_is_shown_to_the_gateway_with_every_call(tmp_path: Path) -> None:
-    write_secret(tmp_path)
+    write_keys(tmp_path)
     given = settings(tmp_path, ALLM_API_KEY="sk-allm-mine")
     assert "sk-allm-mine" not in repr(given)
     own = command_identity(given, "allm-models")
@@ -108,13 +107,14 @@ def test_a_key_is_shown_to_the_gateway_with_every_call(tmp_path: Path) -> None:
         assert at_catalog.shown == []
 
 
-def test_a_secret_that_is_missing_or_spoiled(tmp_path: Path) -> None:
-    with pytest.raises(Problem, match="ALLM_IDENTITY_SECRET_FILE"):
+def test_a_key_that_is_missing_or_spoiled(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="ALLM_IDENTITY_KEY_FILE"):
         command_identity(settings(tmp_path, ALLM_AUTH="keys"), "allm-models")
-    (tmp_path / "identity.secret").write_text("short")
+    path = write_keys(tmp_path) / "operator.key"
+    good = path.read_bytes()
+    path.write_text("short")
     assert command_identity(settings(tmp_path), "allm-models") is NOBODY
-    with pytest.raises(Problem, match="32 to 4096 bytes"):
+    with pytest.raises(Problem, match="no Ed25519 private key"):
         command_identity(settings(tmp_path, ALLM_AUTH="keys"), "allm-models")
-    (tmp_path / "identity.secret").unlink()
-    ensure_secret(tmp_path / "identity.secret")
+    path.write_bytes(good)
     assert command_identity(settings(tmp_path, ALLM_AUTH="keys"), "allm-models").is_known

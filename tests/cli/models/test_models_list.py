@@ -28,7 +28,7 @@ def test_a_line_for_each_model(models: Commands) -> None:
     assert len({line.index("gguf") for line in lines}) == 1, "columns are aligned"
 
 
-def test_what_of_the_models_file_is_not_applied_is_told_below(models: Commands) -> None:
+def test_unapplied_entries_of_the_models_file_are_listed_below(models: Commands) -> None:
     models.catalog.models_file = pb.ModelsFile(path="/etc/models.yaml")
     done = models("list")
     assert (done.status, done.stderr) == (0, ""), "all of it is"
@@ -119,15 +119,15 @@ def test_why_explains_each_replica(models: Commands) -> None:
     ]
     text = models("why", "m").stdout
     assert text.startswith("m is ready.\n")
-    assert "It takes llama_cpp: the first registered that can run it." in text
-    assert "Not slow: it could run it; another is preferred." in text
+    assert "It uses llama_cpp: the first registered that can run it." in text
+    assert "It does not use slow: it could run it; another is preferred." in text
     assert "torch cannot run it: it does not read text models in gguf." in text
-    assert "It takes none of them." in text
+    assert "It uses none of them." in text
     found = models("why", "m", "--json").json
     assert found["resolutions"][0]["runtimes"][0]["chosen"] is True
 
 
-def test_why_with_no_service_says_that(models: Commands) -> None:
+def test_why_without_a_service_states_it(models: Commands) -> None:
     models.catalog.models = {"m": desired("m", "pending", reason="no text service is running")}
     text = models("why", "m").stdout
     assert "m is pending: no text service is running." in text
@@ -141,12 +141,12 @@ def test_a_catalog_that_is_down_behind_the_gateway(models: Commands) -> None:
     assert done.stderr.startswith("allm: the service does not answer at the moment (no healthy upstream)")
 
 
-def test_an_error_of_the_catalogs_own_is_told_as_it_is(models: Commands) -> None:
+def test_error_of_the_catalog_is_passed_on_unchanged(models: Commands) -> None:
     models.catalog.refuse["ListModels"] = Refusal(grpc.StatusCode.UNAVAILABLE, "the catalog is just starting")
     assert models("list").stderr == "allm: the catalog is just starting\n"
 
 
-def test_a_download_is_told_in_bytes_and_a_reason_without_the_name(models: Commands) -> None:
+def test_download_is_shown_in_bytes_and_a_reason_without_the_name(models: Commands) -> None:
     coming = replica("downloading", done_bytes=69 * MIB, total_bytes=138 * MIB)
     waiting = replica("downloading", total_bytes=138 * MIB, reason="the hub is busy")
     models.catalog.models = {

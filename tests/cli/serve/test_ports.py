@@ -29,7 +29,7 @@ def test_none_is_given_twice() -> None:
     assert len({choose_port("127.0.0.1", 0, "ALLM_PORT") for _ in range(200)}) == 200
 
 
-def test_where_ours_are_taken_any_free_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_port_is_used_if_the_default_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as others:
         taken = [others.enter_context(socket.socket()) for _ in range(8)]
         for one in taken:
@@ -47,7 +47,7 @@ def test_a_taken_port_is_named_with_its_variable() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(Problem, match=rf"port {port} .*taken.*ALLM_METRICS_PORT"):
+        with pytest.raises(Problem, match=rf"port {port} .*in use.*ALLM_METRICS_PORT"):
             choose_port("127.0.0.1", port, "ALLM_METRICS_PORT")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 
-from services.models.demo.encoder_demo import DEMO_ENCODER_ID
-from services.models.demo.image_demo import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID
-from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID, safetensors_demo
-from services.models.demo.text_demo import DEMO_ID, bundled_model
-from services.models.demo.whisper_demo import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
+from services.cli.serve.register import unpack_demo
+from services.models.demo import text_demo as module
+from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER
+from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID, DemoError, bundled_model, safetensors_demo
 from tests.demo_model import demo_model, demo_safetensors
 from tests.models.formats.handmade_models import write_pipeline
 from tests.operator_side import Operator
@@ -92,7 +93,7 @@ def bundled() -> Path:
     return source
 
 
-def test_what_the_settings_name_at_two_starts_of_one_home(tmp_path: Path) -> None:
+def test_models_of_the_settings_at_two_starts_of_one_home(tmp_path: Path) -> None:
     """A failed registration is reported, and the others continue. The format is detected from the files, even for
     models without a service.
     """
@@ -105,7 +106,7 @@ def test_what_the_settings_name_at_two_starts_of_one_home(tmp_path: Path) -> Non
     formats |= {"heard": "whisper", "file": "whisper", "draws": "diffusers"}
     with serving(home, f"{models},{heard}", "x=nobody,nick=good,nick=good") as stack:
         assert f"gone was not registered: {own}/gone.gguf" in said(stack)
-        assert "ALLM_ALIASES: x does not stand for nobody: " in said(stack)
+        assert "ALLM_ALIASES: x is not an alias of nobody: " in said(stack)
         assert "good - ready" in row(stack, "good")
         assert "folder - ready" in row(stack, "folder")
         assert "heard - unsupported (no audio service is running)" in row(stack, "heard")
@@ -114,7 +115,7 @@ def test_what_the_settings_name_at_two_starts_of_one_home(tmp_path: Path) -> Non
         assert registered(stack)["good"]["aliases"] == ["nick"]
     with serving(home, f"good={good},moved={second},nick={third}", "nick=good") as stack:
         assert generation(stack, "good") == 1, "the same file is no new generation"
-        assert f"moved is now {second.as_uri()}, no longer {first.as_uri()}" in said(stack)
+        assert f"moved: its source is now {second.as_uri()}, it was {first.as_uri()}" in said(stack)
         assert registered(stack)["moved"]["source"] == second.as_uri()
         assert "nick was not registered: " in said(stack)
         assert "alias of the model 'good'" in said(stack)
@@ -129,7 +130,7 @@ def test_a_file_of_models_is_served_from_the_start_without_the_demo(tmp_path: Pa
     file.write_text(f"models:\n- {{id: m, source: '{path.as_uri()}', format: gguf, aliases: [nick]}}\n")
     with serving(home, ALLM_MODELS_FILE=str(file), aliases="x=m") as stack:
         assert "m - ready" in row(stack, "m")
-        assert "ALLM_ALIASES: x does not stand for m: " in said(stack)
+        assert "ALLM_ALIASES: x is not an alias of m: " in said(stack)
         assert f"declared in ALLM_MODELS_FILE: change {file} instead" in said(stack)
         assert set(registered(stack)) == {"m"}
         assert (registered(stack)["m"]["declared"], registered(stack)["m"]["aliases"]) == (True, ["nick"])
@@ -170,26 +171,26 @@ def test_the_demo_comes_where_the_roots_are_elsewhere_too_and_what_is_removed_st
     home = tmp_path / "home"
     put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
-    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID}
+    demos = {DEMO_ID, ENCODER.id, SAFETENSORS_DEMO_ID, WHISPER.id, SHAPES.id}
     with serving(home, **roots, ALLM_AUDIO_REPLICAS="1", ALLM_IMAGE_REPLICAS="1") as stack:
         assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
-        assert f"{DEMO_WHISPER_ID} - ready" in row(stack, DEMO_WHISPER_ID)
-        assert registered(stack)[DEMO_WHISPER_ID]["aliases"] == [DEMO_WHISPER_ALIAS]
-        assert f"{DEMO_SHAPES_ID} - ready" in row(stack, DEMO_SHAPES_ID)
-        assert registered(stack)[DEMO_SHAPES_ID]["aliases"] == [DEMO_SHAPES_ALIAS]
-        assert drawn_with(stack, DEMO_SHAPES_ID) == (20, 2.5), "what its card says"
+        assert f"{WHISPER.id} - ready" in row(stack, WHISPER.id)
+        assert registered(stack)[WHISPER.id]["aliases"] == [WHISPER.alias]
+        assert f"{SHAPES.id} - ready" in row(stack, SHAPES.id)
+        assert registered(stack)[SHAPES.id]["aliases"] == [SHAPES.alias]
+        assert drawn_with(stack, SHAPES.id) == (20, 2.5), "what its card says"
         until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
         assert "Ctrl-C" in said(stack).partition(SAFETENSORS_DEMO_ID)[0], "nobody waits for the second one"
         remove(stack, SAFETENSORS_DEMO_ID)
     with serving(home, **roots) as stack:
         assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}, "what an operator has removed stays away"
         assert generation(stack, DEMO_ID) == 1
-        assert "no audio service is running" in row(stack, DEMO_WHISPER_ID)
+        assert "no audio service is running" in row(stack, WHISPER.id)
     # Simulates a kill during the unpacking of the second demo model: the next start repeats it.
     folder = safetensors_demo(home / "models")
     folder.rename(folder.with_name("partial"))
     with serving(home, **roots) as stack:
-        until_said(stack, f"preparing {SAFETENSORS_DEMO_ID} meanwhile")
+        until_said(stack, f"preparing {SAFETENSORS_DEMO_ID} in the background")
         assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}
 
 
@@ -214,3 +215,42 @@ def remove(stack: Stack, model_id: str) -> None:
     request = urllib.request.Request(f"{stack.base_url}/models/{model_id}", method="DELETE")
     with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
         assert json.load(reply)["deleted"] is True
+
+
+async def test_existing_files_are_used_without_a_message(tmp_path: Path) -> None:
+    said: list[str] = []
+    safetensors_demo(tmp_path).mkdir(parents=True)
+    assert await unpack_demo(tmp_path, said.append) == safetensors_demo(tmp_path)
+    assert said == []
+
+
+async def test_without_the_extras_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "is_installed", lambda _: False)
+    said: list[str] = []
+    assert await unpack_demo(tmp_path, said.append) is None
+    assert said == []
+
+
+async def test_failures_give_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forged = tmp_path / "forged.gguf"
+    forged.write_bytes(b"GGUF")
+    monkeypatch.setattr(module, "bundled_model", lambda: forged)
+    said: list[str] = []
+    with pytest.raises(DemoError, match=f"cannot be made: {forged} is not the expected file"):
+        await unpack_demo(tmp_path, said.append)
+    assert len(said) == 1
+
+
+async def test_a_stop_ends_the_work_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    folder = safetensors_demo(tmp_path)
+    before = set(psutil.Process().children())
+    task = asyncio.create_task(unpack_demo(tmp_path, lambda _: None))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not folder.with_name("partial").exists():
+            assert not task.done()
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(psutil.Process().children()) == before
+    assert not folder.exists()

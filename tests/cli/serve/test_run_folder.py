@@ -45,7 +45,7 @@ def test_one_run_at_a_time_has_a_home(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     with run_folder(tmp_path) as folder:
         note(folder).write(tmp_path)
         left = (tmp_path / "run.json").read_text()
@@ -67,3 +67,12 @@ def test_a_note_cannot_have_other_folders_removed(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("not json")
     with run_folder(tmp_path):
         pass
+
+
+def test_the_home_of_an_older_release_is_made_private(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    (home / "serve.lock").touch(mode=0o644)
+    with run_folder(home):
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert stat.S_IMODE((home / "serve.lock").stat().st_mode) == 0o600

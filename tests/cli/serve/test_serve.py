@@ -9,16 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from services.cli.serve import serve
+from services.cli.serve.serve import NO_AUDIO, NO_IMAGE, check_traces, with_installed
+from services.settings.setting import SettingError
+from services.settings.settings import load_settings
 from tests.operator_side import Operator
 from tests.speech import librivox
-from tests.stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
+from tests.stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, environment, running_stack
 from tests.text.service import suspended, typed_chat, typed_stream, wait_until, workers
 
 PATIENCE_SECONDS = 60
@@ -113,11 +119,54 @@ def test_a_killed_child_comes_back_on_the_same_port(breakable: Operator, child: 
     old, seen = stack.note["children"][child], len(output.read_text())
     os.kill(old, signal.SIGKILL)
     breakable.until(lambda: stack.note["children"].get(child) not in (None, old))
-    breakable.until(lambda: f"{child} is back" in output.read_text()[seen:])
+    breakable.until(lambda: f"{child} is running again" in output.read_text()[seen:])
     stack.wait_healthy()
     with open_chat(stack, max_tokens=4) as response:
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert f"{child} was killed by SIGKILL" in output.read_text()[seen:]
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
+    """A stack that requires keys and does not wait long for a silent child; and a key."""
+    home = tmp_path_factory.mktemp("impatient") / "home"
+    with running_stack(home, ALLM_AUTH="keys", ALLM_HANG_SECONDS="5") as running:
+        command = [sys.executable, "-m", "services.cli", "keys", "create", "me", "--scope", "inference", "--json"]
+        made = subprocess.run(command, env=environment(home), capture_output=True, check=True, timeout=PATIENCE_SECONDS)
+        yield running, json.loads(made.stdout)["secret"]
+
+
+@pytest.mark.parametrize("child", ["authorizer", "gateway", "catalog", "text"])
+def test_a_stopped_child_is_replaced(impatient: tuple[Stack, str], child: str) -> None:
+    """Its workers are stopped as well: they cannot notice its end, and must not stay behind."""
+    stack, key = impatient
+    wait_until(stack, lambda: status(stack, key) == 200)
+    before, seen = stack.note["children"], len((stack.home / "output.txt").read_text())
+    stopped = psutil.Process(before[child])
+    gone = [stopped, *stopped.children(recursive=True)]
+    assert (len(gone) > 1) == (child == "text"), "it has a worker"
+    for process in gone:
+        process.suspend()
+    wait_all_gone(gone)
+    wait_until(stack, lambda: stack.note["children"].get(child) not in (None, before[child]))
+    wait_until(stack, lambda: status(stack, key) == 200)
+    said = f"{child} did not answer for 5 s (ALLM_HANG_SECONDS; the process was stopped)"
+    assert f"{said} and was killed" in (stack.home / "output.txt").read_text()[seen:]
+    assert f"{said}: killing it" in (stack.home / "logs" / f"{child}.log").read_text()
+
+
+def status(stack: Stack, key: str) -> int:
+    """Returns the status of a short chat; 0: no connection, or no answer soon."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    request = urllib.request.Request(f"{stack.base_url}/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 @pytest.mark.slow
@@ -147,3 +196,49 @@ def stops_at_once(stack: Stack) -> None:
         stack.process.send_signal(signal.SIGINT)
         assert stack.process.wait(PATIENCE_SECONDS) == 0
         wait_all_gone(children)
+
+
+OPTIONAL = ("audio", "image")
+SAID = {"audio": NO_AUDIO, "image": NO_IMAGE}
+
+
+def test_installed_services_start_without_a_message(tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUDIO_REPLICAS": "2"})
+    assert with_installed(settings, said.append) is settings
+    assert said == []
+
+
+@pytest.mark.parametrize("service", OPTIONAL)
+def test_without_its_packages_there_is_no_such_service_and_how_to_get_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: str
+) -> None:
+    monkeypatch.setattr(serve, f"{service.upper()}_PACKAGES", ("numpy", "no_such_package"))
+    said: list[str] = []
+    settings = with_installed(load_settings({"ALLM_HOME": str(tmp_path)}), said.append)
+    replicas = {"audio": settings.audio_replicas, "image": settings.image_replicas}
+    assert replicas == {name: int(name != service) for name in OPTIONAL}
+    assert said == [SAID[service]]
+    assert f"pip install 'allm-server[{service}]'" in said[0]
+    assert f"ALLM_{service.upper()}_REPLICAS=0" in said[0]
+
+
+def test_disabled_service_prints_no_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for service in OPTIONAL:
+        monkeypatch.setattr(serve, f"{service.upper()}_PACKAGES", ("no_such_package",))
+    said: list[str] = []
+    environ = {"ALLM_HOME": str(tmp_path), "ALLM_AUDIO_REPLICAS": "0", "ALLM_IMAGE_REPLICAS": "0"}
+    settings = with_installed(load_settings(environ), said.append)
+    assert (settings.audio_replicas, settings.image_replicas) == (0, 0)
+    assert said == []
+
+
+def test_traces_without_their_packages_stop_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environ = {"ALLM_HOME": str(tmp_path)}
+    wanted = load_settings({**environ, "ALLM_OTLP_ENDPOINT": "http://collector"})
+    check_traces(wanted)
+    for missing in ("no_such_package", "no_such_package.part", "opentelemetry.no_such_part"):
+        monkeypatch.setattr(serve, "TRACES_PACKAGES", (missing,))
+        with pytest.raises(SettingError, match=r"ALLM_OTLP_ENDPOINT.*pip install 'allm-server\[traces\]'"):
+            check_traces(wanted)
+        check_traces(load_settings(environ))

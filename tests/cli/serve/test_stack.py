@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from services.cli.serve.stack import Stack, audio_names, image_names, text_names
+from services.cli.serve.stack import CATALOG, Stack, audio_names, image_names, text_names
 from services.settings.settings import load_settings
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Creates a folder with a short path: pytest's own paths are too long for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="allm-test-") as folder:
+        yield Path(folder)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +55,40 @@ def test_the_gateway_starts_last_and_knows_all_others(
     assert set(stack.metrics_urls) == set(names[:-1])
     text, audio, image = replicas
     assert text_names(text) + audio_names(audio) + image_names(image) == names[1:-1]
+
+
+def question_to_the_catalog(folder: Path) -> Callable[[], Awaitable[None]]:
+    """Returns the supervisor's question whether the catalog lives; its socket is in the folder."""
+    settings = load_settings({"ALLM_HOME": str(folder), "ALLM_AUDIO_REPLICAS": "0", "ALLM_IMAGE_REPLICAS": "0"})
+    first, *_ = Stack(settings, folder, {}, {CATALOG: 1, "text": 2}, print).services()
+    assert first.program.name == CATALOG
+    return first.wait_answer
+
+
+async def test_a_service_lives_while_it_answers_and_while_it_drains(folder: Path) -> None:
+    ask, address = question_to_the_catalog(folder), f"unix:{folder / CATALOG}.sock"
+    server, status = grpc.aio.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    server.add_insecure_port(address)
+    await server.start()
+    await status.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(address) as channel:
+        await ask()
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs lack Watch
+        running = stub.Watch(health_pb2.HealthCheckRequest())
+        await running.read()
+        stopping = asyncio.create_task(server.stop(60))
+        while (folder / f"{CATALOG}.sock").exists():  # noqa: ASYNC110 - a file has no events
+            await asyncio.sleep(0.01)
+        await ask()
+        assert not stopping.done()
+        running.cancel()
+        await stopping
+
+
+async def test_a_service_that_only_takes_connections_does_not_live(folder: Path) -> None:
+    ask = question_to_the_catalog(folder)
+    with socket.socket(socket.AF_UNIX) as silent, pytest.raises(TimeoutError):
+        silent.bind(str(folder / f"{CATALOG}.sock"))
+        silent.listen()
+        await asyncio.wait_for(ask(), 0.5)

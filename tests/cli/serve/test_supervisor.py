@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -21,6 +22,11 @@ from services.cli.serve.supervisor import Service, Supervisor
 
 READY = "import pathlib, time; pathlib.Path(__import__('sys').argv[1]).touch(); time.sleep(600)"
 FAILS = "import sys; print('cannot: no luck', file=sys.stderr); sys.exit(3)"
+# Starts a child in a session of its own, as services start workers, and writes its process id to a file.
+HAS_WORKER = f"""import pathlib, subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1] + ".worker").write_text(str(worker.pid))
+{READY}"""
 IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}"
 
 
@@ -35,7 +41,13 @@ class Bench:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     supervisor: Supervisor | None = None
 
-    def service(self, name: str, code: str, ready: Callable[[], Awaitable[None]] | None = None) -> Service:
+    def service(
+        self,
+        name: str,
+        code: str,
+        ready: Callable[[], Awaitable[None]] | None = None,
+        answer: Callable[[], Awaitable[None]] | None = None,
+    ) -> Service:
         flag = self.folder / f"{name}.ready"
 
         async def wait_ready() -> None:
@@ -48,15 +60,24 @@ class Bench:
             self.events.append(f"{name} drained")
 
         program = Program(name, (sys.executable, "-c", code, str(flag)), dict(os.environ))
-        return Service(program, ready or wait_ready, drain)
+
+        async def at_once() -> None:
+            pass
+
+        return Service(program, ready or wait_ready, answer or at_once, drain)
 
     def on_change(self, pids: dict[str, int]) -> None:
         self.pids = dict(pids)
         self.changed.set()
 
-    def supervise(self, *services: Service) -> Supervisor:
-        self.supervisor = Supervisor(services, self.folder / "logs", self.said.append, self.on_change)
+    def supervise(self, *services: Service, hang_seconds: float = 0.0) -> Supervisor:
+        self.supervisor = Supervisor(services, self.folder / "logs", self.said.append, self.on_change, hang_seconds)
         return self.supervisor
+
+    def watch_closely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Makes the supervisor ask often."""
+        for name in ("ASK_SECONDS", "TICK_SECONDS", "HUNG_STOP_SECONDS"):
+            monkeypatch.setattr(supervisor_module, name, 0.05)
 
 
 @pytest_asyncio.fixture
@@ -80,7 +101,7 @@ async def test_started_in_order_and_stopped_in_the_opposite_one(bench: Bench) ->
     assert not bench.said
 
 
-async def test_what_needs_nothing_of_each_other_starts_and_stops_together(bench: Bench) -> None:
+async def test_independent_services_start_and_stop_together(bench: Bench) -> None:
     met: set[str] = set()
     both = asyncio.Event()
 
@@ -96,7 +117,7 @@ async def test_what_needs_nothing_of_each_other_starts_and_stops_together(bench:
 
     first = bench.service("first", READY)
     left = bench.service("left", READY, meeting("left"))
-    right = replace(bench.service("right", READY, meeting("right")), beside=True)
+    right = replace(bench.service("right", READY, meeting("right")), with_previous=True)
     supervisor = bench.supervise(first, left, right, bench.service("last", READY))
     await supervisor.start()
     assert (bench.events[0], bench.events[-1]) == ("first ready", "last ready")
@@ -106,11 +127,11 @@ async def test_what_needs_nothing_of_each_other_starts_and_stops_together(bench:
     assert set(bench.events[5:-1]) == {"left drained", "right drained"}
 
 
-async def test_one_that_fails_is_told_of_though_others_never_get_ready(bench: Bench) -> None:
+async def test_failed_model_is_reported_while_others_are_not_ready(bench: Bench) -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
-    failing = replace(bench.service("failing", FAILS), beside=True)
+    failing = replace(bench.service("failing", FAILS), with_previous=True)
     with pytest.raises(Problem, match="no luck"):
         await bench.supervise(bench.service("patient", READY, never), failing).start()
 
@@ -132,7 +153,7 @@ async def test_a_crashed_child_is_started_again(bench: Bench) -> None:
     assert bench.pids["first"] != old
     assert "first was killed by SIGKILL" in bench.said[0]
     assert "first.log" in bench.said[0]
-    assert bench.said[1] == "first is back"
+    assert bench.said[1] == "first is running again"
 
 
 async def test_a_child_that_keeps_crashing_is_not_given_up(bench: Bench) -> None:
@@ -180,7 +201,7 @@ async def test_a_child_that_does_not_listen_is_killed(bench: Bench, monkeypatch:
     assert not child.is_running()
 
 
-async def test_what_a_child_writes_is_logged_line_by_line(bench: Bench) -> None:
+async def test_output_of_a_child_is_logged_line_by_line(bench: Bench) -> None:
     code = f"import sys\nprint('out' * 50_000)\nprint('err', end='', file=sys.stderr)\n{READY}"
     supervisor = bench.supervise(bench.service("first", code))
     await supervisor.start()
@@ -199,3 +220,134 @@ async def test_the_life_line_ends_with_the_supervisor(bench: Bench) -> None:
     async with asyncio.timeout(60):
         while not (bench.folder / "first.ready.ended").exists():  # noqa: ASYNC110 - a file has no events
             await asyncio.sleep(0.01)
+
+
+async def test_children_are_renewed_without_a_word_of_a_crash(bench: Bench) -> None:
+    others = replace(bench.service("other", READY), with_previous=True)
+    supervisor = bench.supervise(bench.service("first", READY), others)
+    await supervisor.start()
+    before = dict(bench.pids)
+    async with asyncio.timeout(60):
+        await supervisor.renew(["first"], 0.0)
+    assert bench.said == ["first is running again"]
+    await supervisor.renew(["unknown"], 0.0)
+    os.kill(bench.pids["first"], signal.SIGKILL)  # from now on, an end is a crash again
+    async with asyncio.timeout(60):
+        while len(bench.said) < 3:  # noqa: ASYNC110 - a list
+            await asyncio.sleep(0.01)
+    assert "first was killed by SIGKILL" in bench.said[1]
+    assert bench.pids["first"] != before["first"]
+    assert bench.pids["other"] == before["other"]
+
+
+async def test_a_renewal_ends_when_the_child_cannot_start_again(bench: Bench) -> None:
+    code = f"import pathlib, sys\nif pathlib.Path(sys.argv[1] + '.broken').exists(): sys.exit(9)\n{READY}"
+    supervisor = bench.supervise(bench.service("first", code))
+    await supervisor.start()
+    (bench.folder / "first.ready.broken").touch()
+    async with asyncio.timeout(60):
+        await supervisor.renew(["first"], 0.0)
+    assert "exit status 9" in bench.said[0]
+
+
+async def test_a_stopped_child_is_replaced_with_its_workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.watch_closely(monkeypatch)
+
+    async def runs() -> None:
+        while psutil.Process(bench.pids["first"]).status() == psutil.STATUS_STOPPED:  # noqa: ASYNC110 - a process
+            await asyncio.sleep(0.01)
+
+    await bench.supervise(bench.service("first", HAS_WORKER, answer=runs), hang_seconds=0.5).start()
+    child = psutil.Process(bench.pids["first"])
+    worker = psutil.Process(int((bench.folder / "first.ready.worker").read_text()))
+    bench.changed.clear()
+    worker.suspend()
+    child.suspend()
+    async with asyncio.timeout(60):
+        await bench.changed.wait()
+        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+        while len(bench.said) < 2:  # noqa: ASYNC110 - said right after the change
+            await asyncio.sleep(0.01)
+    assert bench.pids["first"] != child.pid
+    what = "first did not answer for 0.5 s (ALLM_HANG_SECONDS; the process was stopped)"
+    log = bench.folder / "logs" / "first.log"
+    assert bench.said == [
+        f"{what} and was killed (log: {log}); restarting it in 0.01 s",
+        "first is running again",
+    ]
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert (line["level"], line["msg"]) == ("error", f"{what}: killing it")
+
+
+async def test_a_slow_child_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer takes several ticks, but fewer than it may."""
+    bench.watch_closely(monkeypatch)
+    answers = 0
+
+    async def slow() -> None:
+        nonlocal answers
+        await asyncio.sleep(0.3)
+        answers += 1
+
+    await bench.supervise(bench.service("first", READY, answer=slow), hang_seconds=60.0).start()
+    before = bench.pids["first"]
+    async with asyncio.timeout(60):
+        while answers < 3:  # noqa: ASYNC110 - a number
+            await asyncio.sleep(0.01)
+    assert (bench.pids["first"], bench.said) == (before, [])
+
+
+async def test_a_suspended_machine_hangs_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock jumps by an hour while a child has not answered yet."""
+    monkeypatch.setattr(supervisor_module, "ASK_SECONDS", 0.0)
+    loop = asyncio.get_running_loop()
+    clock, jumped = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + jumped)
+    asked: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def answer() -> None:
+        await asked.put(answered := asyncio.Event())
+        await answered.wait()
+
+    await bench.supervise(bench.service("first", READY, answer=answer), hang_seconds=30.0).start()
+    before = bench.pids["first"]
+    answered = await asked.get()
+    jumped += 3600.0
+    await asyncio.sleep(0.1)  # all that was due within the hour happens first
+    answered.set()
+    await asked.get()
+    assert (bench.pids["first"], bench.said) == (before, [])
+
+
+async def test_without_a_limit_silence_is_ignored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.watch_closely(monkeypatch)
+    asked = False
+
+    async def answer() -> None:
+        nonlocal asked
+        asked = True
+
+    await bench.supervise(bench.service("first", READY, answer=answer), hang_seconds=0.0).start()
+    bench.changed.clear()
+    os.kill(bench.pids["first"], signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await bench.changed.wait()
+    assert not asked
+    assert "was killed by SIGKILL" in bench.said[0]
+
+
+async def test_a_busy_child_gets_more_time_but_not_all_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK_SECONDS", 0.25)
+    monkeypatch.setattr(supervisor_module, "HUNG_STOP_SECONDS", 0.0)
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    busy = READY.replace("time.sleep(600)", "exec('while True: pass')")
+    await bench.supervise(bench.service("first", busy, answer=never), hang_seconds=0.5).start()
+    async with asyncio.timeout(60):
+        while not bench.said:  # noqa: ASYNC110 - a list
+            await asyncio.sleep(0.01)
+    assert float(bench.said[0].split()[5]) > 1.0
+    assert bench.said[0].startswith("first did not answer for")

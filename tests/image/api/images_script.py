@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 from allm.image.v1 import image_service_pb2_grpc
@@ -17,15 +18,15 @@ from services.image.api.facade import ImagesFacade
 from services.image.api.form import ImageUploads
 from services.image.api.servicer import ImageServicer
 from services.image.api.upload_room import UploadRoom
+from services.image.engine.messages import Finished, Parameters, Progress
 from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest
-from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
-from services.image.recipe import Parameters
+from services.image.images import Event, PictureFile, Started
 
 MODEL = "shapes-scripted"
 LIMIT_BYTES = 100_000
 PUBLIC_URL = "https://ai.example.org"
-PARAMETERS = Parameters(width=64, height=32, seed=7, steps=4, guidance=5.5, scheduler="ddim")
+PARAMETERS = Parameters(width=64, height=32, steps=4, guidance=5.5, scheduler="ddim")
 
 
 def content(index: int, number: int | None = None) -> bytes:
@@ -33,50 +34,57 @@ def content(index: int, number: int | None = None) -> bytes:
     return f"picture {index}, preview {number}".encode()
 
 
-def drawn(request: ImageRequest, index: int, number: int | None = None) -> Drawn:
+def picture_file(request: ImageRequest, index: int, number: int | None = None) -> PictureFile:
     """Returns a fake picture."""
-    data = content(index, number)
-    return Drawn(index=index, seed=7 + index, kind=request.output.kind, width=64, height=32, data=data)
+    return PictureFile(
+        index=index,
+        partial=number,
+        seed=7 + index,
+        kind=request.output.kind,
+        width=64,
+        height=32,
+        data=content(index, number),
+    )
 
 
-def told(request: ImageRequest) -> list[Event]:
+def scripted_events(request: ImageRequest) -> list[Event]:
     """Returns the events that the core sends for a request: the last of several pictures comes first."""
-    progress = [Progress(step, 4) for step in range(1, 5)] if request.progress else []
+    progress = [Progress(1, step, 4) for step in range(1, 5)] if request.progress else []
     pictures = list(reversed(range(request.count)))
-    partials = [
-        Partial(number, drawn(request, index, number)) for number in range(request.partials) for index in pictures
-    ]
-    done = [Done(drawn(request, index)) for index in pictures]
-    return [Started(MODEL, PARAMETERS, 9), *progress, *partials, *done, Finished(9, 4 * request.count, 0.25)]
+    partials = [picture_file(request, index, number) for number in range(request.partials) for index in pictures]
+    done = [picture_file(request, index) for index in pictures]
+    return [Started(MODEL, PARAMETERS, 7, 9), *progress, *partials, *done, Finished(1, 0.25, 4 * request.count)]
 
 
 @dataclass
 class ScriptedImages:
     """Records requests and sends the scripted events."""
 
-    events: Callable[[ImageRequest], Sequence[Event]] = told
+    events: Callable[[ImageRequest], Sequence[Event]] = scripted_events
     between: Callable[[Event], Awaitable[None]] | None = None  # called before each event; may raise
     requests: list[ImageRequest] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request has ended in any way
 
-    async def model_id(self, name: str) -> str:
-        """Returns the id of the only model."""
+    async def find(self, name: str) -> SimpleNamespace:
+        """Returns the only model."""
         if name != MODEL:
             raise ModelNotFound(f"The model `{name}` does not exist.")
-        return MODEL
+        return SimpleNamespace(id=MODEL)
 
     @asynccontextmanager
-    async def generate(self, request: ImageRequest, client: str) -> AsyncIterator[AsyncIterator[Event]]:
+    async def generate(
+        self, stored: SimpleNamespace, request: ImageRequest, client: str
+    ) -> AsyncIterator[AsyncIterator[Event]]:
         """Yields the scripted events."""
         self.requests.append(request)
         self.clients.append(client)
         try:
-            yield self._told(request)
+            yield self._scripted(request)
         finally:
             self.left.set()
 
-    async def _told(self, request: ImageRequest) -> AsyncIterator[Event]:
+    async def _scripted(self, request: ImageRequest) -> AsyncIterator[Event]:
         for event in self.events(request):
             if self.between:
                 await self.between(event)
@@ -92,9 +100,9 @@ async def served(
     server = grpc.aio.server()
     files = ImageFiles(folder, LIMIT_BYTES, PUBLIC_URL)
     await files.start()
-    facade = ImagesFacade(core, files, ImageUploads(LIMIT_BYTES, room, at_once))  # type: ignore[arg-type]
+    facade = ImagesFacade(core, core, files, ImageUploads(LIMIT_BYTES, room, at_once))  # type: ignore[arg-type]
     openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(facade, server)
-    servicer = ImageServicer(core, LIMIT_BYTES, room)  # type: ignore[arg-type]
+    servicer = ImageServicer(core, core, LIMIT_BYTES, room)  # type: ignore[arg-type]
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from services.errors import InvalidRequest, Overloaded
 from services.image.image_request import Output
-from services.image.images import Done, Event
+from services.image.images import Event, PictureFile
 from services.rest.openai.body import json_body
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, content, served
@@ -181,9 +181,9 @@ async def test_an_edit_streams_events_of_its_own(client: AsyncOpenAI) -> None:
     assert all(type(event).model_validate(event.to_dict(), strict=True) for event in events)
 
 
-async def test_an_error_after_the_first_preview_is_told_in_band(client: AsyncOpenAI, core: ScriptedImages) -> None:
+async def test_error_after_the_first_preview_is_an_event(client: AsyncOpenAI, core: ScriptedImages) -> None:
     async def fail(event: Event) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, PictureFile) and event.partial is None:
             raise Overloaded("no more room")
 
     core.between = fail
@@ -192,7 +192,7 @@ async def test_an_error_after_the_first_preview_is_told_in_band(client: AsyncOpe
         _ = [event async for event in stream]
 
 
-async def test_an_error_before_it_is_told_by_the_status(client: AsyncOpenAI, core: ScriptedImages) -> None:
+async def test_error_before_the_first_preview_is_a_status(client: AsyncOpenAI, core: ScriptedImages) -> None:
     async def fail(_: Event) -> None:
         raise InvalidRequest("'width' does not fit", param="width")
 
@@ -206,7 +206,7 @@ async def test_a_caller_that_leaves_ends_the_request(channel: grpc.aio.Channel, 
     hang = asyncio.Event()
 
     async def wait(event: Event) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, PictureFile) and event.partial is None:
             await hang.wait()
 
     core.between = wait
@@ -303,13 +303,13 @@ async def test_more_files_than_there_is_room_for_are_refused(core: ScriptedImage
     async with served(core, tmp_path, at_once=1) as channel, official_client(channel) as client:
         first = asyncio.create_task(client.images.edit(image=IMAGE, prompt="x", model=MODEL))
         await asyncio.wait_for(there.wait(), PATIENCE_SECONDS)
-        with pytest.raises(openai.RateLimitError, match="no more are taken"):
+        with pytest.raises(openai.RateLimitError, match="no more are accepted"):
             await client.images.edit(image=IMAGE, prompt="x", model=MODEL)
         go_on.set()
         await first
         assert (await client.images.edit(image=IMAGE, prompt="x", model=MODEL)).data
 
 
-async def test_an_unknown_model_is_told_by_name(client: AsyncOpenAI) -> None:
+async def test_unknown_model_is_reported_by_name(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="nobody"):
         await client.images.generate(prompt="x", model="nobody")

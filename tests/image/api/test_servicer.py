@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from services.errors import InvalidRequest, Overloaded
 from services.image.image_request import Output
-from services.image.images import Done, Event
+from services.image.images import Event, PictureFile
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 
@@ -144,7 +144,7 @@ async def test_a_wrong_value_is_refused_by_name(stub: Stub) -> None:
             assert detail(caught.value).metadata["param"] == param
 
 
-async def test_what_the_core_refuses_is_named_as_here(stub: Stub, core: ScriptedImages) -> None:
+async def test_refusals_of_the_core_use_the_typed_field_names(stub: Stub, core: ScriptedImages) -> None:
     async def fail(_: Event) -> None:
         raise InvalidRequest("too large", param="size")
 
@@ -185,7 +185,7 @@ async def test_a_stream_over_an_image_is_refused_by_name(
 @streams
 async def test_an_error_ends_a_stream_with_its_status(stub: Stub, core: ScriptedImages, rpc: str) -> None:
     async def fail(event: Event) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, PictureFile) and event.partial is None:
             raise Overloaded("no more room")
 
     core.between = fail
@@ -203,7 +203,7 @@ async def test_cancelling_the_call_ends_the_request(stub: Stub, core: ScriptedIm
     hang = asyncio.Event()
 
     async def wait(event: Event) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, PictureFile) and event.partial is None:
             await hang.wait()
 
     core.between = wait

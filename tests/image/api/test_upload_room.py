@@ -23,13 +23,13 @@ ROOM = 1000  # bytes
 MOST = b"x" * 600  # two of these exceed the limit
 
 
-def test_what_a_request_took_comes_back_however_it_ends() -> None:
+def test_room_of_a_request_is_released_at_any_end() -> None:
     room = UploadRoom(100)
     with room.share() as one, room.share() as other:
         one.take(60)
         other.take(20)
         other.take(20)
-        with pytest.raises(Overloaded, match=r"100 bytes are here .* room for 100 \(ALLM_IMAGE_UPLOAD_BYTES\)"):
+        with pytest.raises(Overloaded, match=r"100 of 100 bytes \(ALLM_IMAGE_UPLOAD_BYTES\)"):
             one.take(1)
         assert room.taken == 100
     assert room.taken == 0
@@ -58,7 +58,7 @@ async def occupied(folder: Path) -> AsyncIterator[tuple[grpc.aio.Channel, asynci
         yield channel, go_on, first
 
 
-async def test_a_form_that_finds_no_room_is_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_form_without_room_gets_a_retry_time(tmp_path: Path) -> None:
     async with occupied(tmp_path) as (channel, go_on, first), official_client(channel) as client:
         with pytest.raises(openai.RateLimitError, match="ALLM_IMAGE_UPLOAD_BYTES") as caught:
             await client.images.edit(image=("a.png", MOST), prompt="x", model=MODEL)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from services.image.engine.loop import BatchLoop
 from services.image.engine.messages import (
     Cancel,
+    Draft,
     Finished,
     Generate,
     GuidanceRange,
+    Parameters,
     Picture,
+    PipelineReady,
     Progress,
-    Ready,
     Refused,
     Sizes,
     Stepped,
 )
-from services.image.engine.runtime import AfterStep, Draft, Fit, Recipe
+from services.image.engine.runtime import AfterStep, PromptLength
 from services.worker.messages import EngineError
 
-READY = Ready(
+READY = PipelineReady(
     family="Scripted",
     sizes=Sizes(width=64, height=64, multiple_of=8, min_side=16, max_side=256, max_pixels=128 * 128),
     default_steps=20,
@@ -40,39 +42,39 @@ READY = Ready(
 
 
 def asked(request: int = 1, **changed: object) -> Generate:
-    """Builds a request that fits READY."""
-    whole = Generate(
-        request=request,
-        client="a",
-        prompt=f"p{request}",
-        width=64,
-        height=64,
-        seed=100 * request,
-        steps=4,
-        guidance=7.5,
-    )
-    return replace(whole, **changed)  # type: ignore[arg-type]
+    """Builds a request that fits READY. `changed` are fields of the request, its parameters or its draft."""
+    parameters = {"width": 64, "height": 64, "steps": 4, "guidance": 7.5, "scheduler": "ddim"}
+    if "image" in changed:
+        parameters["strength"] = 1.0
+    draft = {"prompt": f"p{request}", "seed": 100 * request}
+    whole: dict[str, object] = {"client": "a"}
+    for name, value in changed.items():
+        part = next(
+            (part for part, kind in ((parameters, Parameters), (draft, Draft)) if name in kind.__slots__), whole
+        )
+        part[name] = value  # type: ignore[assignment]
+    return Generate(request=request, parameters=Parameters(**parameters), draft=Draft(**draft), **whole)  # type: ignore[arg-type]
 
 
 @dataclass
 class Scripted:
     """A runtime whose pixels are the image's seed. Each word is a token."""
 
-    ready: Ready = READY
+    ready: PipelineReady = READY
     faults: dict[int, EngineError] = field(default_factory=dict)  # seeds that cannot be computed
     most: int = 100  # largest batch that fits in memory
     between: dict[int, Callable[[], None]] = field(default_factory=dict)  # callbacks during a batch's steps
-    batches: list[tuple[Recipe, list[Draft]]] = field(default_factory=list)
+    batches: list[tuple[Parameters, list[Draft]]] = field(default_factory=list)
     wanted: list[list[int]] = field(default_factory=list)  # after each step
     ended: int = 0  # batches that ended early because no request needed them
 
-    def fit(self, prompt: str) -> Fit:
-        return Fit(len(prompt.split()), self.ready.prompt_tokens)
+    def fit(self, prompt: str) -> PromptLength:
+        return PromptLength(len(prompt.split()), self.ready.prompt_tokens)
 
     def generate(
-        self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
+        self, parameters: Parameters, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
     ) -> list[bytes | None]:
-        self.batches.append((recipe, list(drafts)))
+        self.batches.append((parameters, list(drafts)))
         if len(drafts) > self.most:
             raise EngineError("OUT_OF_MEMORY", "not enough memory")
         for draft in drafts:
@@ -80,13 +82,13 @@ class Scripted:
                 raise self.faults[draft.seed]
         beat()
         rows: set[int] = set()
-        for step in range(1, recipe.steps + 1):
+        for step in range(1, parameters.steps + 1):
             self.between.get(step, lambda: None)()
 
             def preview(rows: Sequence[int], step: int = step) -> list[bytes]:
                 return [b"%d after %d" % (drafts[row].seed, step) for row in rows]
 
-            rows = set(after_step(step, recipe.steps, preview))
+            rows = set(after_step(step, parameters.steps, preview))
             self.wanted.append(sorted(rows))
             if not rows:
                 self.ended += 1
@@ -131,8 +133,8 @@ class LoopOfImages:
 
     def pictures(self, request: int) -> list[bytes]:
         """Returns the pixels of a request's images, by index."""
-        told = [one for one in self.of(Picture) if one.request == request and one.partial is None]
-        return [one.pixels for one in sorted(told, key=lambda one: one.index)]
+        found = [one for one in self.of(Picture) if one.request == request and one.partial is None]
+        return [one.pixels for one in sorted(found, key=lambda one: one.index)]
 
     def partials(self, request: int) -> list[Picture]:
         return [one for one in self.of(Picture) if one.request == request and one.partial is not None]

@@ -18,13 +18,13 @@ from services.image.engine.messages import (
     FromWorker,
     Load,
     Picture,
+    PipelineReady,
     Progress,
-    Ready,
     Refused,
     Stepped,
 )
-from services.worker.environment import worker_environ
 from services.worker.process import WorkerDied, WorkerProcess
+from services.worker.start import worker_environ
 from tests.image.engine.scripted_images import asked
 from tests.image.engine.tiny_pipelines import saved
 
@@ -78,7 +78,7 @@ async def test_a_worker_serves_many_requests_and_ends_with_its_service(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with worker(folder) as process:
-        ready = (await until(process, Ready))[-1]
+        ready = (await until(process, PipelineReady))[-1]
         assert ready.family == "StableDiffusionPipeline"
         process.send(asked(1, **SMALL, count=2, progress=True, partials=1))
         process.send(asked(2, **SMALL, client="b", prompt="a" * 39))
@@ -112,7 +112,7 @@ async def test_a_worker_serves_many_requests_and_ends_with_its_service(
     assert [record.getMessage() for record in caplog.records if "worker" in record.getMessage()] == []
 
 
-async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+async def test_unloadable_model_is_reported(tmp_path: Path) -> None:
     async with worker(tmp_path, "brush") as process:
         failed = (await until(process, Failed))[-1]
         assert failed.code == "UNSUPPORTED"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.image.engine.limits import check
-from services.image.engine.messages import GuidanceRange, Ready
+from services.image.engine.messages import GuidanceRange, PipelineReady
 from services.worker.messages import EngineError
 from tests.case import case
 from tests.image.engine.scripted_images import READY, Scripted, asked
@@ -16,7 +16,7 @@ from tests.image.engine.scripted_images import READY, Scripted, asked
 IMAGE, MASK = bytes(64 * 64 * 3), bytes(64 * 64)
 
 
-def refusal(ready: Ready = READY, **changed: object) -> EngineError:
+def refusal(ready: PipelineReady = READY, **changed: object) -> EngineError:
     with pytest.raises(EngineError) as refused:
         check(asked(**changed), Scripted(ready))
     return refused.value
@@ -32,7 +32,7 @@ def refusal(ready: Ready = READY, **changed: object) -> EngineError:
         {"image": IMAGE, "mask": MASK, "guidance": 0.0},
     ],
 )
-def test_what_fits_is_counted(changed: dict) -> None:
+def test_fitting_entries_are_counted(changed: dict) -> None:
     assert check(asked(prompt="a b c", **changed), Scripted()) == 3
 
 
@@ -40,7 +40,7 @@ def test_the_negative_prompt_counts_too() -> None:
     assert check(asked(prompt="a b c", negative="d e"), Scripted()) == 5
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_mismatch_is_refused_by_name() -> None:
     for changed, param in [
         ({"width": 60}, "size"),
         ({"height": 8}, "size"),
@@ -90,6 +90,6 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
         ({"modes": ["inpainting"]}, {}, "prompt"),
     ],
 )
-def test_what_a_model_cannot_do_is_refused_by_name(lacking: dict, changed: dict, param: str) -> None:
+def test_unsupported_requests_of_a_model_are_refused_by_name(lacking: dict, changed: dict, param: str) -> None:
     refused = refusal(replace(READY, **lacking), **changed)
     assert (refused.code, refused.param) == ("UNSUPPORTED", param)

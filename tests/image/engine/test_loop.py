@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from services.image.engine import loop
-from services.image.engine.messages import Finished, Picture, Refused, Stepped, Stop
+from services.image.engine.loop import ReturningCallers
+from services.image.engine.messages import Cancel, Finished, Picture, Refused, Stepped, Stop
+from services.worker import loop as worker_loop
 from services.worker.messages import EngineError
 from tests.case import case
-from tests.image.engine.scripted_images import READY, LoopOfImages, Scripted
+from tests.image.engine.scripted_images import READY, LoopOfImages, Scripted, asked
 
 BROKEN = EngineError("INTERNAL", "it broke")
 
@@ -44,14 +48,6 @@ def test_requests_that_wait_together_and_agree_are_one_batch() -> None:
     assert max(stepped.counters.batch for stepped in session.of(Stepped)) == 3
 
 
-def test_the_models_own_scheduler_is_the_same_with_and_without_its_name() -> None:
-    session = LoopOfImages(Scripted())
-    session.ask(1, scheduler="ddim")
-    session.ask(2)
-    session.work(1, 2)
-    assert len(session.runtime.batches) == 1
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -74,13 +70,13 @@ def test_requests_that_differ_in_anything_but_prompt_and_seed_are_not_computed_t
     assert session.runtime.seeds == [[100, 300], [200]]
 
 
-def test_strength_tells_batches_apart_only_where_there_is_an_image() -> None:
+def test_requests_with_different_strengths_are_not_computed_together() -> None:
     session = LoopOfImages(Scripted())
     image = bytes(64 * 64 * 3)
-    session.ask(1, strength=0.5)
-    session.ask(2, strength=0.6)
-    session.ask(3, strength=0.5, image=image)
-    session.ask(4, strength=0.6, image=image)
+    session.ask(1)
+    session.ask(2)
+    session.ask(3, image=image, strength=0.5)
+    session.ask(4, image=image, strength=0.6)
     session.work(1, 2, 3, 4)
     assert session.runtime.seeds == [[100, 200], [300], [400]]
 
@@ -91,7 +87,7 @@ def test_a_batch_has_a_bound_and_fewer_large_images_fit_into_it() -> None:
     session.ask(2, count=3, width=128)
     session.work(1, 2)
     assert sorted(map(len, session.runtime.seeds)) == [1, 2, 2, 4, 4]
-    assert {recipe.width for recipe, drafts in session.runtime.batches if len(drafts) == 4} == {64}
+    assert {parameters.width for parameters, drafts in session.runtime.batches if len(drafts) == 4} == {64}
 
 
 def test_a_lone_request_does_not_wait_for_company() -> None:
@@ -111,7 +107,7 @@ def test_a_client_with_many_images_gets_no_more_than_one_with_few() -> None:
     assert session.pictures(3) == [b"300", b"301"]
 
 
-def test_whoever_agrees_with_nobody_is_not_put_off_by_those_who_do() -> None:
+def test_incompatible_request_is_not_starved_by_compatible_ones() -> None:
     session = LoopOfImages(Scripted())
     session.ask(1, client="many", count=10)
     session.ask(2, client="few", width=128)
@@ -119,7 +115,7 @@ def test_whoever_agrees_with_nobody_is_not_put_off_by_those_who_do() -> None:
     assert session.pictures(2) == [b"200"]
 
 
-def test_progress_is_told_after_every_step_where_it_is_wanted() -> None:
+def test_progress_is_sent_after_every_step_if_requested() -> None:
     session = LoopOfImages(Scripted())
     session.ask(1, progress=True)
     session.ask(2)
@@ -138,14 +134,21 @@ def test_progress_is_of_all_images_of_a_request_and_never_falls() -> None:
 
 
 def test_partials_are_spread_over_the_steps() -> None:
-    for partials, steps, told in [(0, 4, []), (1, 4, [2]), (2, 9, [3, 6]), (3, 4, [1, 2, 3]), (3, 2, [1]), (3, 1, [])]:
-        with case(partials=partials, steps=steps, told=told):
+    for partials, steps, reported in [
+        (0, 4, []),
+        (1, 4, [2]),
+        (2, 9, [3, 6]),
+        (3, 4, [1, 2, 3]),
+        (3, 2, [1]),
+        (3, 1, []),
+    ]:
+        with case(partials=partials, steps=steps, reported=reported):
             session = LoopOfImages(Scripted())
             session.ask(1, partials=partials, steps=steps)
             session.ask(2, steps=steps)
             session.work(1, 2)
-            assert [one.pixels for one in session.partials(1)] == [b"100 after %d" % step for step in told]
-            assert [one.partial for one in session.partials(1)] == list(range(len(told)))
+            assert [one.pixels for one in session.partials(1)] == [b"100 after %d" % step for step in reported]
+            assert [one.partial for one in session.partials(1)] == list(range(len(reported)))
             assert session.partials(2) == []
             assert session.pictures(1) == [b"100"]
 
@@ -160,7 +163,7 @@ def test_every_image_has_its_own_partials() -> None:
     ]
 
 
-def test_who_cancels_leaves_the_batch_after_the_step_that_runs() -> None:
+def test_cancelled_request_leaves_the_batch_after_the_running_step() -> None:
     session = LoopOfImages(Scripted())
     session.runtime.between[2] = lambda: session.cancel(1)
     session.ask(1)
@@ -172,7 +175,7 @@ def test_who_cancels_leaves_the_batch_after_the_step_that_runs() -> None:
     assert {message.request for message in session.of(Finished)} == {2}
 
 
-def test_a_batch_that_nobody_waits_for_ends_at_once() -> None:
+def test_batch_without_waiting_callers_ends_at_once() -> None:
     session = LoopOfImages(Scripted())
     session.runtime.between[2] = lambda: (session.cancel(1), session.cancel(2))
     session.ask(1, count=2)
@@ -184,7 +187,7 @@ def test_a_batch_that_nobody_waits_for_ends_at_once() -> None:
     assert session.counters.running == session.counters.waiting == 0
 
 
-def test_who_cancels_while_waiting_is_never_computed() -> None:
+def test_request_cancelled_while_waiting_is_never_computed() -> None:
     session = LoopOfImages(Scripted())
     session.ask(1, count=10)
     session.turn()
@@ -202,7 +205,7 @@ def test_a_request_that_arrives_during_a_batch_is_in_the_next_one() -> None:
     assert session.runtime.seeds == [[100], [200]]
 
 
-def test_of_a_batch_that_breaks_only_the_request_at_fault_is_refused() -> None:
+def test_faulty_request_alone_is_refused_in_a_failed_batch() -> None:
     session = LoopOfImages(Scripted(faults={200: BROKEN}))
     for request in (1, 2, 3):
         session.ask(request)
@@ -224,7 +227,7 @@ def test_a_request_at_fault_is_refused_with_all_its_images() -> None:
     assert session.pictures(2) == [b"200"]
 
 
-def test_where_memory_is_short_batches_become_smaller_and_stay_so() -> None:
+def test_out_of_memory_makes_batches_smaller_for_good() -> None:
     session = LoopOfImages(Scripted(most=2))
     session.ask(1, count=4)
     session.work(1)
@@ -260,9 +263,12 @@ def test_there_is_a_heartbeat_for_every_step_and_none_without_news() -> None:
     assert (counters[-1].running, counters[-1].waiting, counters[-1].batch) == (0, 1, 0)
 
 
-def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_request_is_never_started_and_a_running_one_ends_at_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 1000.0
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
+    for module in (loop, worker_loop):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     session = LoopOfImages(Scripted())
     session.ask(1, deadline=now - 1)
     session.ask(2, deadline=now + 3600)
@@ -284,7 +290,7 @@ def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step(monke
     assert session.counters.running == session.counters.waiting == 0
 
 
-def test_the_phases_of_a_request_are_told_in_order() -> None:
+def test_phases_of_a_request_are_reported_in_order() -> None:
     session = LoopOfImages(Scripted())
     session.ask(1)
     session.work(1)
@@ -299,6 +305,93 @@ def test_pictures_that_do_not_fit_into_a_batch_wait_again() -> None:
 
 
 def phases(session: LoopOfImages, request: int) -> list[str]:
-    told = [phase for stepped in session.of(Stepped) for phase in stepped.phases if phase.request == request]
-    assert [phase.at for phase in told] == sorted(phase.at for phase in told)
-    return [phase.name for phase in told]
+    found = [phase for stepped in session.of(Stepped) for phase in stepped.phases if phase.request == request]
+    assert [phase.at for phase in found] == sorted(phase.at for phase in found)
+    return [phase.name for phase in found]
+
+
+LONG = 1e6  # seconds of a batch
+
+
+class Callers(queue.SimpleQueue):
+    """An inbox that delivers a message of `later` only when the loop waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later: list[object] = []
+        self.waited = 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        if block and timeout is not None:
+            self.waited += 1
+            if self.later:
+                self.put(self.later.pop(0))
+            else:
+                raise queue.Empty
+        return super().get(block, timeout)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> LoopOfImages:
+    """Returns a loop with a raised wait share: its batches take no time, so only the time limit bounds the wait."""
+    monkeypatch.setattr(loop, "SHARE", 1e9)
+    session = LoopOfImages(Scripted())
+    session.inbox = session.loop._inbox = Callers()
+    return session
+
+
+def test_those_who_come_back_are_a_batch_again(session: LoopOfImages) -> None:
+    for request in (1, 2, 3):
+        session.ask(request)
+    session.work(1, 2, 3)
+    session.ask(4)
+    session.inbox.later = [asked(5), asked(6), asked(7)]
+    session.work(4, 5, 6)
+    assert session.runtime.seeds == [[100, 200, 300], [400, 500, 600]]
+    assert len(session.inbox.later) == 1, "nobody else was waited for"
+
+
+def test_lone_request_never_waits(session: LoopOfImages) -> None:
+    for request in (1, 2, 3):
+        session.ask(request)
+        session.work(request)
+    assert session.inbox.waited == 0
+
+
+def test_a_full_batch_begins_at_once(session: LoopOfImages) -> None:
+    for request in (1, 2, 3, 4):
+        session.ask(request)
+    session.work(1, 2, 3, 4)
+    session.ask(5, count=4)
+    session.work(5)
+    assert session.inbox.waited == 0
+
+
+def test_request_cancelled_during_the_wait_is_not_computed(session: LoopOfImages) -> None:
+    for request in (1, 2):
+        session.ask(request)
+    session.work(1, 2)
+    session.ask(3)
+    session.inbox.later = [Cancel(3)]
+    session.turn()
+    assert session.inbox.waited == 1
+    assert len(session.runtime.batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("happens", "waits"),
+    [
+        (lambda both: None, False),
+        (lambda both: both.batch_ended(0, LONG), False),
+        (lambda both: both.batch_ended(2, LONG), True),
+        (lambda both: both.batch_ended(2, 0.0), False),
+        (lambda both: (both.batch_ended(2, LONG), both.request_arrived()), True),
+        (lambda both: (both.batch_ended(2, LONG), both.request_arrived(), both.request_arrived()), False),
+        (lambda both: (both.batch_ended(2, LONG), both.batch_ended(0, LONG)), False),
+    ],
+    ids=["new", "nobody-left", "two-left", "a-moment-ago", "one-back", "both-back", "another-batch"],
+)
+def test_for_whom_is_waited(happens: Callable[[ReturningCallers], object], waits: bool) -> None:
+    both = ReturningCallers()
+    happens(both)
+    assert (0 < both.seconds <= loop.MOST_SECONDS) == waits

@@ -26,8 +26,8 @@ def shapes(stack: Stack) -> Runtime:
     """Returns the model, loaded and idle."""
     runtime = Runtime(stack, "image", IMAGE_MODEL)
     with asked(stack, PATH, body(n=1, steps=1)) as connection:
-        status, told = answer(connection)
-    assert status == 200, told
+        status, reported = answer(connection)
+    assert status == 200, reported
     runtime.wait_until(lambda: runtime.idle)
     return runtime
 
@@ -65,9 +65,9 @@ def test_an_edit_that_is_cancelled_frees_the_worker_within_a_step(shapes: Runtim
     assert shapes.steps - steps <= FEW_STEPS
 
 
-def test_a_caller_who_waits_no_longer_is_told_so_and_frees_the_worker(shapes: Runtime) -> None:
+def test_expired_caller_gets_an_error_and_frees_the_worker(shapes: Runtime) -> None:
     with asked(shapes.stack, PATH, body(), headers={"x-request-timeout": "1"}) as connection:
-        status, told = answer(connection)
-    assert (status, told["error"]["code"]) == (504, "timeout")
-    assert "1 seconds of x-request-timeout" in told["error"]["message"]
+        status, reported = answer(connection)
+    assert (status, reported["error"]["code"]) == (504, "timeout")
+    assert "1 seconds of x-request-timeout" in reported["error"]["message"]
     shapes.wait_until(lambda: shapes.idle)

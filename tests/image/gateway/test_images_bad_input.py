@@ -136,7 +136,7 @@ def mask(side: int) -> bytes:
     ],
     ids=["no-size", "odd-size", "huge-size", "none", "hundred", "10000-words", "10000-long-words"],
 )
-def test_what_cannot_be_asked_for(
+def test_invalid_combinations(
     client: openai.OpenAI, neighbour: Neighbour, parameters: dict[str, Any], param: str, says: str
 ) -> None:
     with neighbour.undisturbed(), pytest.raises(openai.BadRequestError) as caught:
@@ -151,7 +151,7 @@ def test_what_cannot_be_asked_for(
         (lambda: {"image": megapixels()}, "image", "100000000 pixels (10000x10000); at most 16777216"),
         (lambda: {"mask": megapixels()}, "mask", "100000000 pixels (10000x10000); at most 16777216"),
         (lambda: {"image": bomb()}, "image", "damaged"),
-        (lambda: {"image": b"This is a letter. " * 100}, "image", "no PNG, JPEG or WebP file"),
+        (lambda: {"image": b"This is a letter. " * 100}, "image", "not a PNG, JPEG or WebP file"),
         (lambda: {"image": file(halves())[:-40]}, "image", "damaged"),
         (lambda: {"image": b""}, "image", "empty"),
     ],

@@ -110,7 +110,7 @@ def test_a_stream_shows_what_it_looks_like_so_far(client: openai.OpenAI) -> None
     assert last.usage.total_tokens == last.usage.input_tokens + last.usage.output_tokens
 
 
-def test_under_a_mask_is_drawn_and_beside_it_nothing_changes_much(client: openai.OpenAI) -> None:
+def test_masked_area_is_redrawn_and_the_rest_hardly_changes(client: openai.OpenAI) -> None:
     """Compares two seeds: the results differ only under the mask."""
     answers = [
         client.images.edit(
@@ -219,12 +219,12 @@ def test_a_stream_over_an_image_tells_every_step_and_draws_what_the_whole_answer
     fields = {"prompt": PROMPT, "mask": left_open()} if whole == "EditImage" else {}
     config = {"model": IMAGE_MODEL, "steps": 12, "seed": 7}
     request = getattr(image_service_pb2, f"{whole}Request")(config=config, image=image(), strength=0.75, **fields)
-    told = getattr(image_service_pb2, f"Stream{whole}Request").FromString(request.SerializeToString())
-    told.partial_images = 2
+    reported = getattr(image_service_pb2, f"Stream{whole}Request").FromString(request.SerializeToString())
+    reported.partial_images = 2
     with grpc.insecure_channel(stack.grpc_address) as channel:
         stub = image_service_pb2_grpc.ImageServiceStub(channel)
         answer = getattr(stub, whole)(request, timeout=PATIENCE_SECONDS)
-        events = list(getattr(stub, f"Stream{whole}")(told, timeout=PATIENCE_SECONDS))
+        events = list(getattr(stub, f"Stream{whole}")(reported, timeout=PATIENCE_SECONDS))
     kinds = [each.WhichOneof("event") for each in events]
     assert (kinds[0], kinds[-2:]) == ("started", ["image", "finished"])
     assert events[0].started.parameters == answer.parameters

@@ -76,12 +76,12 @@ async def test_less_quality_takes_less_room(pictures: Pictures) -> None:
     ("image", "mask", "param", "says"),
     [
         (png_header(10_000, 10_000), b"", "image", "100000000 pixels"),
-        (b"something", b"", "image", "no PNG, JPEG or WebP"),
-        (file(halves()), b"something", "mask", "no PNG, JPEG or WebP"),
+        (b"something", b"", "image", "not a PNG, JPEG or WebP"),
+        (file(halves()), b"something", "mask", "not a PNG, JPEG or WebP"),
         (file(halves())[:-40], b"", "image", "damaged"),
     ],
 )
-async def test_a_bad_file_is_told_and_costs_no_process(
+async def test_bad_file_is_reported_and_no_process_dies(
     pictures: Pictures, image: bytes, mask: bytes, param: str, says: str
 ) -> None:
     processes = pictures.processes

@@ -81,7 +81,7 @@ def test_one_of_other_sizes_is_refused(tmp_path: Path, unet: dict[str, Any], wha
         base(tmp_path, **unet)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_parts_are_named(tmp_path: Path) -> None:
     base(tmp_path)
     (tmp_path / "vae" / "config.json").unlink()
     (tmp_path / "tokenizer" / "vocab.json").unlink()
@@ -95,4 +95,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_component_that_the_checkpoint_cannot_have_is_refused(tmp_path: Path) -> None:
     base(tmp_path)
     change(tmp_path, text_encoder_2=["transformers", "CLIPTextModel"])
-    assert "has a text_encoder_2, of which a checkpoint of Stable Diffusion 1.x has no weights" in refused(tmp_path)
+    assert "has a text_encoder_2, which a checkpoint of Stable Diffusion 1.x has no weights for" in refused(tmp_path)

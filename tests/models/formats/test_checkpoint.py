@@ -96,14 +96,14 @@ def test_every_kind_of_storage_is_allowed(tmp_path: Path, kind: str) -> None:
 
 def test_another_checkpoint_is_no_whisper(tmp_path: Path) -> None:
     for content in ({"state_dict": {}}, {"dims": {}}, ["dims"], {}):
-        assert "is no Whisper checkpoint" in message(tmp_path, checkpoint(pickle.dumps(content, 2)))
+        assert "is not a Whisper checkpoint" in message(tmp_path, checkpoint(pickle.dumps(content, 2)))
 
 
 def test_a_pickle_that_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:
     for data in [b"", b"\x80", b"no pickle", b"\x80\x02}", b"X\xff\xff\xff\xff", b"\x8a\xff", b"Fx\n."]:
         with case(data=data):
             tmp_path = tmp_path_factory.mktemp("case")
-            assert "data.pkl in it is no pickle" in message(tmp_path, checkpoint(data))
+            assert "data.pkl in it is not a pickle" in message(tmp_path, checkpoint(data))
 
 
 # --- the archive
@@ -118,12 +118,12 @@ def test_an_archive_cut_off_at_any_byte_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02}q\x00.", b"PK\x03\x04", b"GGUF" + bytes(100), bytes(10_000)])
 def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
-    assert "is cut off or no checkpoint" in message(tmp_path, data)
+    assert "is cut off or not a checkpoint" in message(tmp_path, data)
 
 
 def test_a_bare_pickle_of_the_old_kind_is_refused_and_does_not_run(tmp_path: Path) -> None:
     evidence = tmp_path / "it ran"
-    assert "no checkpoint" in message(tmp_path, pickle.dumps(Running(evidence), 2))
+    assert "not a checkpoint" in message(tmp_path, pickle.dumps(Running(evidence), 2))
     assert not evidence.exists()
 
 
@@ -189,7 +189,7 @@ def test_weights_that_reach_past_the_archive(tmp_path: Path) -> None:
     data = bytearray(checkpoint())
     entry = data.rindex(b"PK\x01\x02")
     struct.pack_into("<II", data, entry + 20, 10**6, 10**6)  # compressed and real size of the last member
-    assert "goes on past its end" in message(tmp_path, bytes(data))
+    assert "continues past its end" in message(tmp_path, bytes(data))
 
 
 def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> N
     assert 300 < refused < 1000
 
 
-def test_of_a_remote_checkpoint_only_the_pickle_is_read(tmp_path: Path) -> None:
+def test_only_the_pickle_of_a_remote_checkpoint_is_read(tmp_path: Path) -> None:
     (tmp_path / "tiny.pt").write_bytes(checkpoint(members={"archive/data/1": bytes(20 * 2**20)}))
     tree = WatchedTree(tmp_path)
     assert read_checkpoint(tree, "tiny.pt") is True

@@ -23,7 +23,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     check(tmp_path, ctranslate2(variables=0))
 
 
-def test_a_file_cut_off_at_any_byte_is_told_so(tmp_path: Path) -> None:
+def test_file_truncated_at_any_byte_is_reported(tmp_path: Path) -> None:
     whole = ctranslate2()
     for length in range(len(whole)):
         with pytest.raises(ModelInvalid, match=rf"model\.bin is cut off: it has {length} bytes and must have"):
@@ -66,7 +66,7 @@ def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> N
     assert 50 < refused < 500
 
 
-def test_of_a_remote_file_only_the_beginning_is_read(tmp_path: Path) -> None:
+def test_only_the_beginning_of_a_remote_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(ctranslate2(variables=1000))
     tree = WatchedTree(tmp_path)
     check_model(tree, "model.bin")

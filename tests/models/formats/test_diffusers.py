@@ -49,7 +49,7 @@ def test_a_whole_pipeline(tmp_path: Path) -> None:
     assert paths(found) == WHOLE
 
 
-def test_what_it_does_not_name_is_no_part_of_it(tmp_path: Path) -> None:
+def test_unnamed_files_are_not_part_of_it(tmp_path: Path) -> None:
     write_pipeline(tmp_path)
     write_json(tmp_path / "safety_checker/config.json", {})
     write_safetensors(tmp_path / "v1-5-pruned.safetensors")
@@ -118,7 +118,7 @@ def test_shards_of_a_component_are_checked(tmp_path: Path) -> None:
     (tmp_path / "text_encoder/model.safetensors").unlink()
     shard = write_shards(tmp_path / "text_encoder")[2]
     write_safetensors(tmp_path / "text_encoder" / shard, "other")
-    assert f"text_encoder/{shard} does not hold what text_encoder/model.safetensors.index.json" in refusal(
+    assert f"text_encoder/{shard} lacks tensors that text_encoder/model.safetensors.index.json" in refusal(
         tmp_path, "diffusers"
     )
 
@@ -147,7 +147,7 @@ def test_plain_weights_are_taken_before_variants(tmp_path: Path) -> None:
 def test_weights_that_are_no_safetensors_are_refused_by_name(tmp_path: Path, name: str) -> None:
     write_pipeline(tmp_path)
     (tmp_path / f"unet/{UNET}.safetensors").rename(tmp_path / "unet" / name)
-    assert f"unet/{name}: only safetensors are read" in refusal(tmp_path, "diffusers")
+    assert f"unet/{name}: only safetensors are supported" in refusal(tmp_path, "diffusers")
 
 
 # --- model_index.json
@@ -190,7 +190,7 @@ def test_a_component_is_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFac
             tmp_path = tmp_path_factory.mktemp("case")
             write_pipeline(tmp_path)
             change(tmp_path, **{name: ["diffusers", "AutoencoderKL"]})
-            assert "which is no component" in refusal(tmp_path, "diffusers")
+            assert "which is not a component" in refusal(tmp_path, "diffusers")
 
 
 def test_there_are_only_so_many_components(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_documents_that_are_no_objects(tmp_path_factory: pytest.TempPathFactory)
                 assert refusal(tmp_path, "diffusers").startswith(f"{path} is ")
 
 
-def test_of_a_remote_pipeline_little_is_read(tmp_path: Path) -> None:
+def test_little_of_a_remote_pipeline_is_read(tmp_path: Path) -> None:
     tree = WatchedTree(write_pipeline(tmp_path))
     inspect(tree, "diffusers")
     assert len(tree.opened) == len({*tree.opened}) == 7

@@ -23,25 +23,25 @@ def test_an_object_and_a_list(tmp_path: Path) -> None:
     assert read_list(local(tmp_path), "x.json") == [1]
 
 
-def test_what_published_files_hold_is_read_unless_it_must_be_clear(tmp_path: Path) -> None:
+def test_published_files_are_read_leniently_unless_strict(tmp_path: Path) -> None:
     assert read(tmp_path, '{"time_step_limit": [0.0, Infinity], "a": 1, "a": 2}')["a"] == 2
-    for data, words in (('{"a": NaN}', "NaN is not allowed"), ('{"a": {"b": 1, "b": 1}}', "'b' is there twice")):
+    for data, words in (('{"a": NaN}', "NaN is not allowed"), ('{"a": {"b": 1, "b": 1}}', "'b' appears twice")):
         with pytest.raises(ModelInvalid, match=words):
             read(tmp_path, data, strict=True)
 
 
-def test_what_is_no_object_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_non_objects_are_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
     for strict in [False, True]:
         for data, words in [
-            ("", "no valid JSON"),
-            ("{", "no valid JSON"),
-            ("{} {}", "no valid JSON"),
-            ("{'a': 1}", "no valid JSON"),
-            ("[]", "no JSON object"),
-            ('"x"', "no JSON object"),
-            ("7", "no JSON object"),
-            (b"\xff\xff", "no valid JSON"),
-            ("{}".encode("utf-16"), "no valid JSON"),
+            ("", "not valid JSON"),
+            ("{", "not valid JSON"),
+            ("{} {}", "not valid JSON"),
+            ("{'a': 1}", "not valid JSON"),
+            ("[]", "is not a JSON object"),
+            ('"x"', "is not a JSON object"),
+            ("7", "is not a JSON object"),
+            (b"\xff\xff", "not valid JSON"),
+            ("{}".encode("utf-16"), "not valid JSON"),
             ('{"a":' + "[" * 200_000, "nested too deeply"),
         ]:
             with case(strict=strict, data=data, words=words):
@@ -53,7 +53,7 @@ def test_what_is_no_object_is_refused_by_name(tmp_path_factory: pytest.TempPathF
 
 def test_a_list_is_no_object_nor_the_other_way_round(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(ModelInvalid, match=r"x\.json is no JSON list"):
+    with pytest.raises(ModelInvalid, match=r"x\.json is not a JSON list"):
         read_list(local(tmp_path), "x.json")
 
 

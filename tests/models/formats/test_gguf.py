@@ -34,7 +34,7 @@ def test_a_file_that_is_longer_than_it_must_be_is_accepted(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("cut", [1, 64, 128])
-def test_a_file_that_is_cut_off_is_told_with_both_sizes(tmp_path: Path, cut: int) -> None:
+def test_truncated_file_is_reported_with_both_sizes(tmp_path: Path, cut: int) -> None:
     whole = write_gguf(tmp_path / "m.gguf").stat().st_size
     write_gguf(tmp_path / "m.gguf", cut=cut)
     expected = f"m.gguf is cut off: it has {whole - cut} bytes; by its header it must have {whole}"
@@ -161,7 +161,7 @@ def test_a_decoder_that_says_how_to_pool_embeds(tmp_path: Path, pooling: int, ca
     assert inspect(local(tmp_path), "gguf").capabilities == {capability}
 
 
-def test_a_projector_beside_a_model_is_not_a_second_one(tmp_path: Path) -> None:
+def test_projector_next_to_a_model_is_not_a_second_model(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     write_gguf(tmp_path / "mmproj-F16.gguf", architecture="clip")
     found = inspect(local(tmp_path), "gguf")
@@ -170,7 +170,7 @@ def test_a_projector_beside_a_model_is_not_a_second_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "words"), [("adapter", "an adapter"), ("imatrix", "an importance matrix")])
-def test_what_is_no_model_is_told_so(tmp_path: Path, kind: str, words: str) -> None:
+def test_unrecognised_file_is_reported(tmp_path: Path, kind: str, words: str) -> None:
     write_gguf(tmp_path / "m.gguf", entry("general.type", STRING, kind))
     assert f"m.gguf is {words}, not a model" in refusal(tmp_path, "gguf")
 
@@ -199,7 +199,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path, data: bytes) -> None:
     assert refusal(tmp_path, "gguf").startswith("m.gguf is ")
 
 
-def test_of_a_remote_model_only_the_headers_are_read(tmp_path: Path) -> None:
+def test_only_the_headers_of_a_remote_model_are_read(tmp_path: Path) -> None:
     for name in write_split(tmp_path):
         with (tmp_path / name).open("r+b") as file:
             file.truncate(50 * 2**20)

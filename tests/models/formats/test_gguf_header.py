@@ -89,7 +89,7 @@ def test_short_lists_of_whole_numbers_are_kept_and_only_so_many(tmp_path: Path) 
     assert (len(found.lists), len(found.metadata)) == (MAX_LISTS, MAX_LISTS + 5)
 
 
-def test_what_follows_the_header_is_not_read(tmp_path: Path) -> None:
+def test_data_after_the_header_is_not_read(tmp_path: Path) -> None:
     found = read(tmp_path, header(entry("a", 4, 1), tensors=[tensor("t", [4])]) + b"\xff" * 1000)
     assert (found.metadata, found.tensors) == ({"a": 1}, 1)
 
@@ -99,7 +99,7 @@ def test_a_header_that_says_nothing(tmp_path: Path) -> None:
     assert (found.architecture, found.context_length) == ("", 0)
 
 
-def test_a_context_length_that_cannot_be_counts_as_not_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_impossible_context_length_counts_as_missing(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Protobuf's int32 would refuse it later, in the answer to another request."""
     for kind, content, tokens in [
         (4, 4096, 4096),
@@ -133,7 +133,7 @@ def test_a_missing_file_a_folder_and_an_empty_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"GGML" + bytes(20), b"PK\x03\x04" + bytes(20), b"<!DOCTYPE html>", b"version https://"]
 )
-def test_other_files_are_told_apart(tmp_path: Path, data: bytes) -> None:
+def test_other_files_are_distinguished(tmp_path: Path, data: bytes) -> None:
     assert "is not a GGUF file" in refusal(tmp_path, data)
 
 
@@ -152,7 +152,7 @@ WHOLE = header(
 )
 
 
-def test_a_header_cut_off_at_any_byte_is_told_so(tmp_path: Path) -> None:
+def test_header_truncated_at_any_byte_is_reported(tmp_path: Path) -> None:
     assert read(tmp_path, WHOLE).architecture == "llama"
     for length in range(len(WHOLE)):
         assert "cut off" in refusal(tmp_path, WHOLE[:length]), length
@@ -287,8 +287,8 @@ for kind in range(int(sys.argv[1])):
 """
     count = max(TENSOR_TYPES) + 1
     done = subprocess.run([sys.executable, "-c", program, str(count)], capture_output=True, text=True, check=True)
-    told = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert {kind: (numbers, size) for kind, numbers, size in told if size} == TENSOR_TYPES
+    reported = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert {kind: (numbers, size) for kind, numbers, size in reported if size} == TENSOR_TYPES
 
 
 # --- file objects
@@ -305,7 +305,7 @@ class Remote(io.BytesIO):
         return data
 
 
-def test_of_a_remote_file_only_what_is_needed_is_read() -> None:
+def test_only_the_needed_parts_of_a_remote_file_are_read() -> None:
     numbers = (12, [0.5] * (BLOCK // 2))  # four blocks that the reader skips
     head = header(entry("a", ARRAY, numbers), entry("general.architecture", STRING, "llama"))
     data = head + bytes(4 * BLOCK)

@@ -73,7 +73,7 @@ def test_the_finding_is_that_of_the_folder(
     assert not hub.asked("metadata.json")
 
 
-def test_of_many_shards_only_the_headers_are_transferred(tmp_path: Path, hub: LoopbackHub) -> None:
+def test_only_the_headers_of_many_shards_are_transferred(tmp_path: Path, hub: LoopbackHub) -> None:
     write_text_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     shards = write_shards(tmp_path, 20)
@@ -87,7 +87,7 @@ def test_of_many_shards_only_the_headers_are_transferred(tmp_path: Path, hub: Lo
 
 @pytest.mark.parametrize(
     ("pickled", "words"),
-    [(checkpoint_pickle(extra=b"cos\nsystem\n"), "os.system"), (b"no", "data.pkl in it is no pickle")],
+    [(checkpoint_pickle(extra=b"cos\nsystem\n"), "os.system"), (b"no", "data.pkl in it is not a pickle")],
 )
 def test_a_checkpoint_that_is_refused(tmp_path: Path, hub: LoopbackHub, pickled: bytes, words: str) -> None:
     (tmp_path / "tiny.pt").write_bytes(checkpoint(pickled))
@@ -96,7 +96,7 @@ def test_a_checkpoint_that_is_refused(tmp_path: Path, hub: LoopbackHub, pickled:
 
 
 @pytest.mark.parametrize("path", ["config.json", "model.safetensors"])
-def test_a_file_that_the_hub_does_not_give_is_told_as_what_it_is(tmp_path: Path, hub: LoopbackHub, path: str) -> None:
+def test_file_refused_by_the_hub_is_reported_with_the_cause(tmp_path: Path, hub: LoopbackHub, path: str) -> None:
     tree = served(hub, write_text_model(tmp_path))
     hub.status(path, 404, times=100)
     with pytest.raises(AllmError, match=path.replace(".", r"\.")):

@@ -77,7 +77,7 @@ def test_one_for_matrices_that_are_not_there_is_refused(tmp_path: Path) -> None:
     assert "1 of its 1 matrices are not in this one" in refused(tmp_path, pair(flux, 3072, 3072))
 
 
-def test_of_a_checkpoint_of_one_file_the_width_of_its_prompts_is_compared(tmp_path: Path) -> None:
+def test_single_file_checkpoint_is_compared_by_prompt_width(tmp_path: Path) -> None:
     check_fit(written(tmp_path, pair(NAMES["diffusers"], 768, 320)), SINGLE)
     with pytest.raises(ModelInvalid, match="takes prompts 2048 numbers wide, this model has 768"):
         check_fit(written(tmp_path, pair(NAMES["kohya"], 2048, 320)), SINGLE)
@@ -88,7 +88,7 @@ def test_ranks_that_disagree_are_refused(tmp_path: Path) -> None:
     assert "has rank 4, its counterpart 8" in message
 
 
-def test_what_is_no_lora_is_refused_with_what_it_is(tmp_path: Path) -> None:
+def test_non_lora_file_is_refused_with_its_kind(tmp_path: Path) -> None:
     assert "has no pairs of small matrices" in refused(tmp_path, {"unet.weight": [2, 2]})
     assert "has no counterpart" in refused(tmp_path, {NAMES["diffusers"][0]: [4, 768]})
     assert "holds LoHa" in refused(tmp_path, {"lora_unet_x.hada_w1_a": [4, 4]})

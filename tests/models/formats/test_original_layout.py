@@ -43,7 +43,7 @@ def tensors(names: Iterable[str], **shapes: tuple[int, ...]) -> dict[str, Tensor
 PLAIN, MASKED = (320, 4, 3, 3), (320, 9, 3, 3)
 
 
-def test_what_it_is() -> None:
+def test_detected_layouts() -> None:
     for found, architecture, base in [
         (tensors(SD1, unet=PLAIN), "StableDiffusionPipeline", "stable-diffusion-v1-5/stable-diffusion-v1-5"),
         (
@@ -97,7 +97,7 @@ def said(found: dict[str, Tensor], kind: type[AllmError]) -> str:
     return caught.value.message
 
 
-def test_what_holds_only_a_part_is_refused_with_what_it_lacks() -> None:
+def test_partial_checkpoint_is_refused_with_the_missing_parts() -> None:
     assert "holds no weights of vae, text_encoder, text_encoder_2" in said(
         tensors(FLUX[:1] + DEV[-1:], img_in=(8, 64)), ModelInvalid
     ), "as its makers published Flux"
@@ -110,15 +110,15 @@ def test_the_largest_encoder_of_stable_diffusion_3_may_be_missing() -> None:
     assert layout_of(whole, "x").left_out(whole) == []
 
 
-def test_what_is_something_else_is_refused_by_name() -> None:
+def test_other_kinds_are_refused_by_name() -> None:
     for found, what in [
         (tensors(["control_model.input_blocks.0.0.weight", *SD1], unet=PLAIN), "is a ControlNet"),
         (tensors([*FLUX, "distilled_guidance_layer.in_proj.bias"]), "is Chroma"),
         (tensors(SD1, unet=(320, 8, 3, 3)), "takes 8 channels of latents; 4 or, for inpainting, 9 are known"),
         (tensors(SD1, unet=(320,)), "takes 0 channels"),
-        (tensors([VAE], unet=PLAIN), "no checkpoint in a layout that is known here"),
+        (tensors([VAE], unet=PLAIN), "not a checkpoint in a known layout"),
         (tensors(["unet.x.lora_A.weight", "unet.x.lora_B.weight"]), "a LoRA with a model that it belongs to"),
-        (tensors(DEV, img_in=(3072, 7)), "no checkpoint in a layout that is known here"),
+        (tensors(DEV, img_in=(3072, 7)), "not a checkpoint in a known layout"),
     ]:
         with case(found=found, what=what):
             assert what in said(found, Unsupported)
@@ -129,7 +129,7 @@ def write_checkpoint(path: Path) -> None:
     path.write_bytes(safetensors(shapes | dict.fromkeys(SD1, ("F16", (1, 768)))))
 
 
-def test_a_file_that_is_named_is_the_model_whatever_lies_beside_it(tmp_path: Path) -> None:
+def test_named_file_is_the_model_regardless_of_other_files(tmp_path: Path) -> None:
     write_pipeline(tmp_path)
     write_checkpoint(tmp_path / "one.safetensors")
     tree = local(tmp_path)
@@ -143,10 +143,10 @@ def test_a_file_that_is_named_is_the_model_whatever_lies_beside_it(tmp_path: Pat
     assert inspect(local(tmp_path), "diffusers").primary == "", "and without a name the folder is"
 
 
-def test_what_cannot_be_one_is_refused(tmp_path: Path) -> None:
+def test_invalid_single_files_are_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "one.safetensors")
     (tmp_path / "one.ckpt").write_bytes(b"x")
-    assert "of single files only .safetensors are read" in refusal(tmp_path, "diffusers", "one.ckpt")
+    assert "only .safetensors are supported as single files" in refusal(tmp_path, "diffusers", "one.ckpt")
     assert "two.safetensors is missing" in refusal(tmp_path, "diffusers", "two.safetensors")
     assert "is the model one file? Then name it: one.safetensors" in refusal(tmp_path, "diffusers")
     whole = (tmp_path / "one.safetensors").read_bytes()
@@ -154,13 +154,13 @@ def test_what_cannot_be_one_is_refused(tmp_path: Path) -> None:
     assert "is cut off" in refusal(tmp_path, "diffusers", "one.safetensors")
 
 
-def test_an_adapter_beside_a_component_is_refused(tmp_path: Path) -> None:
+def test_adapter_next_to_a_component_is_refused(tmp_path: Path) -> None:
     write_pipeline(tmp_path)
     (tmp_path / "text_encoder" / "adapter_config.json").write_text(json.dumps({}))
     assert "text_encoder/adapter_config.json would change the model" in refusal(tmp_path, "diffusers")
 
 
-def test_an_adapter_beside_a_text_model_is_refused_too(tmp_path: Path) -> None:
+def test_adapter_next_to_a_text_model_is_refused_too(tmp_path: Path) -> None:
     write_text_model(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({}))
     assert "adapter_config.json would change the model" in refusal(tmp_path, "safetensors")

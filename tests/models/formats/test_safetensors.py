@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InvalidRequest
+from services.errors import InvalidRequest, ModelInvalid, Unsupported
 from services.models.formats.inspect import inspect
 from tests.case import case
 from tests.models.formats.handmade_models import (
@@ -22,6 +22,7 @@ from tests.models.formats.handmade_models import (
     write_shards,
     write_text_model,
 )
+from tests.models.gguf_file import entry
 
 
 def test_a_whole_folder(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_a_folder_with_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "gone", [("config.json",), ("tokenizer.json",), ("model.safetensors",), ("config.json", "tokenizer.json")]
 )
-def test_what_is_missing_is_named_all_at_once(tmp_path: Path, gone: tuple[str, ...]) -> None:
+def test_missing_parts_are_named_together(tmp_path: Path, gone: tuple[str, ...]) -> None:
     write_text_model(tmp_path)
     for name in gone:
         (tmp_path / name).unlink()
@@ -234,7 +235,7 @@ def test_usual_types_of_numbers_are_taken(tmp_path_factory: pytest.TempPathFacto
             assert inspect(local(tmp_path), "safetensors").quantization == ""
 
 
-def test_how_weights_are_quantised_is_what_config_json_says(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_quantisation_comes_from_config_json(tmp_path_factory: pytest.TempPathFactory) -> None:
     for config, method in [
         ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}, "mxfp4"),
         ({"quantization_config": {"quant_method": "FP8", "weight_block_size": [128, 128]}}, "fp8"),
@@ -257,7 +258,7 @@ def test_a_quantisation_without_a_name_is_refused(tmp_path: Path, said: object) 
     assert "quant_method in config.json's quantization_config is" in refusal(tmp_path, "safetensors")
 
 
-def test_weights_that_are_quantised_unsaid_are_told_by_their_type(tmp_path: Path) -> None:
+def test_undeclared_quantisation_is_recognised_by_tensor_type(tmp_path: Path) -> None:
     write_text_model(tmp_path)
     tensors = {"a.weight": ("F8_E4M3", [4]), "b.weight": ("BF16", [4]), "position_ids": ("I64", [4])}
     (tmp_path / "model.safetensors").write_bytes(safetensors(tensors))
@@ -299,7 +300,7 @@ def write_embedder(folder: Path) -> Path:
     return folder
 
 
-def test_a_model_with_modules_embeds_whatever_its_classes_are(tmp_path: Path) -> None:
+def test_model_with_modules_embeds_with_any_classes(tmp_path: Path) -> None:
     found = inspect(local(write_embedder(tmp_path)), "safetensors")
     assert found.capabilities == {"embeddings"}
     assert paths(found) == [
@@ -313,7 +314,7 @@ def test_a_model_with_modules_embeds_whatever_its_classes_are(tmp_path: Path) ->
     ]
 
 
-def test_what_modules_lack_is_named(tmp_path: Path) -> None:
+def test_missing_parts_of_modules_are_named(tmp_path: Path) -> None:
     write_embedder(tmp_path)
     (tmp_path / "2_Dense/model.safetensors").unlink()
     (tmp_path / "1_Pooling/config.json").unlink()
@@ -347,7 +348,7 @@ def test_modules_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) -> Non
             assert refusal(tmp_path, "safetensors").startswith("modules.json ")
 
 
-def test_of_a_remote_model_each_file_is_opened_once(tmp_path: Path) -> None:
+def test_each_file_of_a_remote_model_is_opened_once(tmp_path: Path) -> None:
     write_text_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     shards = write_shards(tmp_path, 20)
@@ -355,3 +356,50 @@ def test_of_a_remote_model_each_file_is_opened_once(tmp_path: Path) -> None:
     inspect(tree, "safetensors")
     assert sorted(tree.opened) == sorted(["config.json", "model.safetensors.index.json", *shards])
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
+
+
+def write_encoder(folder: Path, *kinds: str) -> Path:
+    write_text_model(folder, model_type="bert", architectures=["BertModel"], max_position_embeddings=512)
+    modules = [{"path": f"{number}_{kind}" * (number > 0), "type": f"x.{kind}"} for number, kind in enumerate(kinds)]
+    for module in modules:
+        write_json(folder / module["path"] / "config.json", {"model_type": "bert"}) if module["path"] else None
+    write_json(folder / "modules.json", modules)
+    return folder
+
+
+def test_steps_that_are_known(tmp_path: Path) -> None:
+    found = inspect(local(write_encoder(tmp_path, "Transformer", "Pooling", "Normalize")), "safetensors")
+    assert (found.capabilities, found.context_tokens) == (frozenset({"embeddings"}), 512)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "SpladePooling", "StaticEmbedding"])
+def test_steps_that_are_not_known_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    write_encoder(tmp_path, "Transformer", "Pooling", kind)
+    with pytest.raises(
+        Unsupported, match=f"a module '{kind}'; known are Transformer, Pooling, Dense, Normalize"
+    ) as caught:
+        inspect(local(tmp_path), "safetensors")
+    assert (caught.value.param, caught.value.http_status) == ("source", 400)
+
+
+def test_its_makers_may_set_a_lower_limit(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for said, tokens in [(256, 256), (None, 512), (0, 512), (-1, 512), ("x", 512), (True, 512)]:
+        with case(said=said, tokens=tokens):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_encoder(tmp_path, "Transformer", "Pooling")
+            write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": said})
+            assert inspect(local(tmp_path), "safetensors").context_tokens == tokens
+
+
+def test_a_limit_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "Transformer", "Pooling")
+    (tmp_path / "sentence_bert_config.json").write_text("{")
+    with pytest.raises(ModelInvalid, match=r"sentence_bert_config\.json"):
+        inspect(local(tmp_path), "safetensors")
+
+
+def test_a_model_that_ranks_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", entry("bert.pooling_type", 4, 4), architecture="bert")
+    with pytest.raises(Unsupported, match="ranks texts") as caught:
+        inspect(local(tmp_path), "gguf")
+    assert caught.value.http_status == 400

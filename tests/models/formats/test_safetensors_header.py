@@ -36,7 +36,7 @@ def test_the_names_of_its_tensors(tmp_path: Path) -> None:
     assert read(tmp_path, safetensors(tensors, format="pt")) == set(tensors)
 
 
-def test_what_numbers_they_hold_and_how_many_bytes(tmp_path: Path) -> None:
+def test_data_types_and_their_sizes(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(safetensors({"a": ("F32", [2, 3]), "b": ("BF16", [5]), "c": ("U8", [0])}))
     found = read_tensors(local(tmp_path), "m.safetensors")
     assert found == {"a": Tensor("F32", 24, (2, 3)), "b": Tensor("BF16", 10, (5,)), "c": Tensor("U8", 0, (0,))}
@@ -58,7 +58,7 @@ def test_every_kind_of_number_has_its_size(tmp_path_factory: pytest.TempPathFact
                 for end in (size, size + 1)
             )
             assert read(tmp_path, right) == {"t"}
-            assert f"has {size + 1} bytes, which is not what {dtype}" in message(tmp_path, wrong)
+            assert f"has {size + 1} bytes, which does not fit {dtype}" in message(tmp_path, wrong)
 
 
 def test_a_kind_of_number_of_the_future_is_accepted_without_its_size(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_tensors_may_be_listed_in_any_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 10, 24])
-def test_a_file_that_is_cut_off_is_told_with_both_sizes(tmp_path: Path, cut: int) -> None:
+def test_truncated_file_is_reported_with_both_sizes(tmp_path: Path, cut: int) -> None:
     whole = with_header(json.dumps({"t": GOOD}), 24)
     expected = f"m.safetensors is cut off: it has {len(whole) - cut} bytes; by its header it must have {len(whole)}"
     assert message(tmp_path, whole[:-cut]) == expected
@@ -90,7 +90,7 @@ def test_a_file_cut_off_at_any_byte_is_refused(tmp_path: Path) -> None:
     assert "cut off" in message(tmp_path, whole[:30])
 
 
-def test_a_file_that_is_too_long_is_told_with_both_sizes(tmp_path: Path) -> None:
+def test_overlong_file_is_reported_with_both_sizes(tmp_path: Path) -> None:
     whole = with_header(json.dumps({"t": GOOD}), 24)
     assert f"it has {len(whole) + 1} bytes; by its header it must have {len(whole)}" in message(tmp_path, whole + b"x")
 
@@ -117,21 +117,21 @@ def test_a_header_that_is_longer_than_the_file(tmp_path: Path) -> None:
 
 def test_hostile_headers(tmp_path_factory: pytest.TempPathFactory) -> None:
     for header, words in [
-        ("", "no valid JSON"),
-        ("{", "no valid JSON"),
-        ("[]", "no JSON object"),
-        ("null", "no JSON object"),
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ("null", "is not a JSON object"),
         ("{}", "holds no tensors"),
         ('{"__metadata__": {}}', "holds no tensors"),
-        (b"\xff\xfe{}", "no valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),
-        ('{"t": %s, "t": %s}' % ((json.dumps(GOOD),) * 2), "'t' is there twice"),
-        ('{"t": {"dtype": "F32", "dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}', "is there twice"),
+        ('{"t": %s, "t": %s}' % ((json.dumps(GOOD),) * 2), "'t' appears twice"),
+        ('{"t": {"dtype": "F32", "dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}', "appears twice"),
         ('{"t": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 24]}}', "NaN is not allowed"),
         ('{"t": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, Infinity]}}', "Infinity is not allowed"),
         ('{"t": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 24]}}', "has the shape [inf]"),
-        ('{"t": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 24]}}' % ("9" * 5000), "no valid JSON"),
+        ('{"t": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 24]}}' % ("9" * 5000), "not valid JSON"),
         ('{"t": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 24]}}' % ("9" * 4000), "has the shape"),
     ]:
         with case(header=header, words=words):
@@ -142,9 +142,9 @@ def test_hostile_headers(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    (None, "is no object"),
-    ([], "is no object"),
-    ("F32", "is no object"),
+    (None, "is not an object"),
+    ([], "is not an object"),
+    ("F32", "is not an object"),
     ({}, "has no dtype"),
     (GOOD | {"dtype": 5}, "has no dtype"),
     (GOOD | {"dtype": ["F32"]}, "has no dtype"),
@@ -155,8 +155,8 @@ WRONG: list[tuple[Any, str]] = [
     (GOOD | {"shape": [-2, -3]}, "has the shape"),
     (GOOD | {"shape": [2**63]}, "has the shape"),
     (GOOD | {"shape": [1] * 65}, "has the shape"),
-    (GOOD | {"shape": [2, 4]}, "is not what F32 of [2, 4] takes"),
-    (GOOD | {"shape": [2**62] * 64}, "is not what F32"),
+    (GOOD | {"shape": [2, 4]}, "does not fit F32 of [2, 4]"),
+    (GOOD | {"shape": [2**62] * 64}, "does not fit F32"),
     (GOOD | {"data_offsets": None}, "has the data_offsets None"),
     (GOOD | {"data_offsets": [0]}, "has the data_offsets"),
     (GOOD | {"data_offsets": [0, 24, 24]}, "has the data_offsets"),
@@ -192,12 +192,12 @@ def test_tensors_lie_one_after_the_other(tmp_path: Path, begin: int, words: str)
     assert words in message(tmp_path, with_header(json.dumps(entries), begin + 24))
 
 
-def test_a_pointer_of_git_lfs_is_told_as_that(tmp_path: Path) -> None:
+def test_git_lfs_pointer_is_reported_as_such(tmp_path: Path) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
     assert "git lfs pull" in message(tmp_path, pointer)
 
 
-def test_of_a_remote_file_only_the_header_is_read(tmp_path: Path) -> None:
+def test_only_the_header_of_a_remote_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(with_header(json.dumps({"t": {"dtype": "U8", "shape": [2**30], "data_offsets": [0, 2**30]}}), 0))
     with path.open("r+b") as file:

@@ -75,7 +75,7 @@ def test_a_checkpoint_that_would_run_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "model.bin", "ggml-tiny.bin", "tiny.gguf"])
 def test_no_other_single_file_is_taken(tmp_path: Path, name: str) -> None:
     write_whisper(tmp_path)
-    assert f"{name} is no OpenAI checkpoint" in refusal(tmp_path, "whisper", name, kind=InvalidRequest)
+    assert f"{name} is not an OpenAI checkpoint" in refusal(tmp_path, "whisper", name, kind=InvalidRequest)
 
 
 # --- CTranslate2
@@ -98,7 +98,7 @@ def test_its_vocabulary_tells_how_many_languages(tmp_path: Path, tokens: int, ca
     assert "vocabulary.txt" in paths(found)
 
 
-def test_what_a_ctranslate2_folder_lacks_is_named(tmp_path: Path) -> None:
+def test_missing_files_of_a_ctranslate2_folder_are_named(tmp_path: Path) -> None:
     write_ctranslate2(tmp_path)
     (tmp_path / "config.json").unlink()
     (tmp_path / "vocabulary.json").unlink()
@@ -120,7 +120,7 @@ def test_a_ctranslate2_model_that_is_cut_off(tmp_path: Path) -> None:
 def test_its_documents_must_be_what_they_are(tmp_path: Path, name: str, content: object) -> None:
     write_ctranslate2(tmp_path)
     write_json(tmp_path / name, content)
-    assert refusal(tmp_path, "whisper").startswith(f"{name} is no JSON")
+    assert refusal(tmp_path, "whisper").startswith(f"{name} is not a JSON ")
 
 
 def test_real_ctranslate2_folders() -> None:
@@ -168,7 +168,7 @@ def test_its_weights_in_shards(tmp_path: Path) -> None:
     assert f"{shards[0]} is missing" in refusal(tmp_path, "whisper")
 
 
-def test_what_it_lacks_is_named_all_at_once(tmp_path: Path) -> None:
+def test_missing_files_are_named_together(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors")
     expected = "config.json, preprocessor_config.json or processor_config.json, tokenizer.json are missing"
     assert expected in refusal(tmp_path, "whisper")

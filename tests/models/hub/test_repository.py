@@ -155,16 +155,16 @@ def test_a_hub_that_is_slow_with_each_of_many_files_is_not_waited_for(
         file.read()
 
 
-@pytest.mark.parametrize("told", ["bytes 0-1/" + "9" * 5000, "bytes 0-" + "9" * 5000 + "/8", "bytes \u0660-1/8"])
+@pytest.mark.parametrize("reported", ["bytes 0-1/" + "9" * 5000, "bytes 0-" + "9" * 5000 + "/8", "bytes \u0660-1/8"])
 def test_a_part_in_numbers_that_are_none_is_damaged(
-    hub: LoopbackHub, folder: Path, monkeypatch: pytest.MonkeyPatch, told: str
+    hub: LoopbackHub, folder: Path, monkeypatch: pytest.MonkeyPatch, reported: str
 ) -> None:
     hub.add("org/model", folder)
     tree = HubTree.open_repository(SOURCE)
 
     class Answer:
         status_code = 206
-        headers: ClassVar[dict[str, str]] = {"content-range": told}
+        headers: ClassVar[dict[str, str]] = {"content-range": reported}
 
     remote = module.Remote(tree.repository, tree.revision, "config.json")
     with pytest.raises(Damaged, match="another part"):
@@ -184,7 +184,7 @@ def test_a_file_whose_size_is_not_the_listed_one_is_damaged(hub: LoopbackHub, fo
     tree = HubTree.open_repository(SOURCE)
     sizes = {path: file.__class__(path=path, size=file.size + 1) for path, file in tree.files.items()}
     wrong = HubTree(tree.repository, tree.revision, sizes)
-    with wrong.open("config.json") as file, pytest.raises(Damaged, match="has 8 bytes, expected are 9"):
+    with wrong.open("config.json") as file, pytest.raises(Damaged, match="has 8 bytes, expected 9"):
         file.read()
     with wrong.open("model.safetensors") as file, pytest.raises(Damaged, match=f"has {len(WEIGHTS)} bytes"):
         file.read(8)
@@ -308,9 +308,9 @@ COMMIT = "0" * 40
     [
         (b"<html>", "cannot be read"),
         (b"[" * 100_000, "cannot be read"),
-        (b"[]", "no object"),
-        ({"siblings": []}, "names no commit"),
-        ({"sha": "main", "siblings": []}, "names no commit"),
+        (b"[]", "not an object"),
+        ({"siblings": []}, "returned no commit"),
+        ({"sha": "main", "siblings": []}, "returned no commit"),
         ({"sha": COMMIT}, "lists no files"),
         ({"sha": COMMIT, "siblings": ["a"]}, "lists no files"),
         ({"sha": COMMIT, "siblings": [{"size": 1}]}, "without a name"),
@@ -319,7 +319,7 @@ COMMIT = "0" * 40
         ({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": -1}]}, "size of -1"),
         ({"sha": COMMIT, "siblings": [{"rfilename": "../a", "size": 1}]}, "leaves the model's folder"),
         ({"sha": COMMIT, "siblings": [{"rfilename": "/a", "size": 1}]}, "not allowed"),
-        ({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": 1, "lfs": {"sha256": "x"}}]}, "no SHA-256"),
+        ({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": 1, "lfs": {"sha256": "x"}}]}, "not a SHA-256"),
         ({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": 1, "lfs": []}] * 20_001}, "20000 are allowed"),
     ],
 )

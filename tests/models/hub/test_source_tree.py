@@ -93,7 +93,7 @@ def test_a_link_to_the_folder_itself_ends(tmp_path: Path) -> None:
     assert list(tree.files) == ["again/again/again/x", "again/again/x", "again/x", "x"]
 
 
-def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+def test_non_files_are_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "x")
     assert list(LocalTree(tmp_path, [tmp_path]).files) == ["x"]

@@ -43,11 +43,11 @@ class Place:
         self.commit = commit
         self.folder = folder
         self.target = folder / FILE.path
-        self.told: list[int] = []
+        self.reports: list[int] = []
         self.stop = Stop()
 
     def fetch(self, file: ManifestFile = FILE) -> None:
-        download("org/model", self.commit, file, self.folder, self.told.append, self.stop)
+        download("org/model", self.commit, file, self.folder, self.reports.append, self.stop)
 
     @property
     def ranges(self) -> list[str]:
@@ -73,8 +73,8 @@ def test_a_file_comes_over_a_redirect(place: Place) -> None:
     place.fetch()
     assert place.target.read_bytes() == WEIGHTS
     assert len(place.hub.asked(FILE.path, cdn=False)) == len(place.hub.asked(FILE.path, cdn=True)) == 1
-    assert (place.told[0], place.told[-1]) == (0, len(WEIGHTS))
-    assert place.told == sorted(place.told)
+    assert (place.reports[0], place.reports[-1]) == (0, len(WEIGHTS))
+    assert place.reports == sorted(place.reports)
 
 
 def test_a_small_file_and_an_empty_one_come_directly(place: Place) -> None:
@@ -85,7 +85,7 @@ def test_a_small_file_and_an_empty_one_come_directly(place: Place) -> None:
     assert place.hub.asked("empty.txt") == [], "there is nothing to ask for"
 
 
-def test_what_is_there_is_not_asked_for(place: Place) -> None:
+def test_existing_files_are_not_requested(place: Place) -> None:
     place.fetch()
     place.hub.requests.clear()
     place.fetch()
@@ -175,7 +175,7 @@ def test_a_hub_that_falls_silent_is_asked_again(place: Place, monkeypatch: pytes
     assert place.target.read_bytes() == WEIGHTS
 
 
-def test_what_the_hub_does_not_have_is_not_asked_for_twice(place: Place) -> None:
+def test_missing_hub_files_are_requested_once(place: Place) -> None:
     with pytest.raises(ModelInvalid, match=r"has no file 'other\.bin'"):
         place.fetch(ManifestFile(path="other.bin", size=3))
     assert len(place.hub.asked("other.bin")) == 1
@@ -189,7 +189,7 @@ def test_what_the_hub_does_not_have_is_not_asked_for_twice(place: Place) -> None
 def test_another_size_than_expected_is_noticed_before_the_content_comes(place: Place, size: int, there: int) -> None:
     place.target.parent.mkdir()
     place.target.write_bytes(WEIGHTS[:there])
-    with pytest.raises(Damaged, match=f"has {len(WEIGHTS)} bytes, expected are {size}"):
+    with pytest.raises(Damaged, match=f"has {len(WEIGHTS)} bytes, expected {size}"):
         place.fetch(ManifestFile(path=FILE.path, size=size))
     assert place.target.stat().st_size == there
 
@@ -201,7 +201,7 @@ def test_a_file_on_the_hub_that_ends_before_what_is_here_is_damaged(place: Place
         place.fetch(ManifestFile(path=FILE.path, size=len(WEIGHTS) + 10))
 
 
-def test_what_is_too_long_here_is_fetched_anew(place: Place) -> None:
+def test_overlong_local_file_is_fetched_again(place: Place) -> None:
     place.target.parent.mkdir()
     place.target.write_bytes(bytes(len(WEIGHTS) + 1))
     place.fetch()
@@ -212,13 +212,13 @@ def test_what_is_too_long_here_is_fetched_anew(place: Place) -> None:
 def test_a_stopped_download_ends_and_keeps_what_came(place: Place) -> None:
     gate = place.hub.gate(FILE.path, after_bytes=200_000)
 
-    def told(done: int) -> None:
+    def reported(done: int) -> None:
         if done == 200_000:
             place.stop.set()
             gate.open()
 
     with pytest.raises(Cancelled):
-        download("org/model", place.commit, FILE, place.folder, told, place.stop)
+        download("org/model", place.commit, FILE, place.folder, reported, place.stop)
     assert 200_000 <= place.target.stat().st_size < len(WEIGHTS)
 
 

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from services.errors import Internal, ModelInvalid, OutOfMemory
 from services.residency.memory.admission import Admission
-from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
+from services.residency.memory.reservation import NeverFits, NoRoom, TooManyModels
 from services.settings.settings import MIB
 from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
@@ -38,7 +38,7 @@ async def image(host: SmallHost) -> AsyncIterator[Service]:
 
 async def reserved(service: Service) -> dict[str, int]:
     """Returns the ledger's reservations on the host, in MiB."""
-    return {row.key.model_id: sum(row.places.values()) // MIB for row in await service.ledger.all()}
+    return {row.key.model_id: sum(row.devices.values()) // MIB for row in await service.ledger.all()}
 
 
 def evictions(model_id: str, reason: str) -> float:
@@ -52,11 +52,31 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_fits_is_loaded_and_written_down(text: Service) -> None:
+async def test_fitting_model_is_loaded_and_recorded(text: Service) -> None:
     await text.use("a-300")
     await text.use("b-500")
     assert text.loaded() == {"a-300", "b-500"}
     assert await reserved(text) == {"a-300": 300, "b-500": 500}
+
+
+async def test_nothing_is_admitted_to_a_gpu_without_figures(host: SmallHost, text: Service) -> None:
+    with pytest.raises(NeverFits, match=r"and 1.0 MiB on cuda:0 .*; the memory of cuda:0 cannot be read: "):
+        await text.use("gpu-100+1")
+    host.figures.device_total = 1000 * MIB
+    await text.use("gpu-100+1")
+    assert text.loaded() == {"gpu-100+1"}
+
+
+async def test_without_live_figures_the_reservations_count(host: SmallHost, text: Service) -> None:
+    host.figures.device_total, host.figures.live = 1000 * MIB, False
+    await text.use("a-10+500")
+    await text.use("b-10+300")
+    await text.monitor.look()
+    assert [device.used for device in text.monitor.snapshot.devices] == [800 * MIB]
+    await text.use("c-10+500")
+    assert text.loaded() == {"b-10+300", "c-10+500"}, "the least recently used one went"
+    with pytest.raises(NeverFits, match=r"of cuda:0 900 MiB of .* may be used"):
+        await text.use("d-10+901")
 
 
 async def test_the_least_recently_used_goes_and_only_as_many_as_needed(text: Service) -> None:
@@ -76,7 +96,7 @@ async def test_one_that_would_go_in_vain_stays(text: Service) -> None:
     assert text.loaded() == {"small-100", "late-200", "new-500"}
 
 
-async def test_who_is_in_use_never_goes(text: Service) -> None:
+async def test_used_model_is_never_evicted(text: Service) -> None:
     async with text.manager.lease(model("busy-600"), RUNTIME) as busy:
         await text.use("idle-100")
         with pytest.raises(NoRoom) as refused:
@@ -92,7 +112,7 @@ async def test_who_is_in_use_never_goes(text: Service) -> None:
     assert text.loaded() == {"idle-100", "new-500"}, "it is idle now; the other one need not go"
 
 
-async def test_who_is_pinned_never_goes(text: Service) -> None:
+async def test_pinned_model_is_never_evicted(text: Service) -> None:
     text.manager.pin("pinned-600", wanted=True)
     await text.use("pinned-600")
     with pytest.raises(NoRoom, match="to stay in memory: pinned-600"):
@@ -122,7 +142,7 @@ async def test_a_load_does_not_wait_where_that_cannot_help(host: SmallHost) -> N
                 await text.use("new-500")
 
 
-async def test_what_never_fits_is_refused_whatever_is_idle(host: SmallHost) -> None:
+async def test_load_that_never_fits_is_refused_despite_idle_models(host: SmallHost) -> None:
     async with host.service() as text, host.service(model_bytes=350 * MIB, host_bytes=300 * MIB) as small:
         await text.use("a-300")
         with pytest.raises(NeverFits, match=r"of the host 900 MiB of 1.0 GiB may be used \(ALLM_MEMORY_THRESHOLD\)"):
@@ -146,7 +166,7 @@ async def test_a_refusal_for_now_is_no_failure_of_the_model(text: Service) -> No
     assert text.manager.refusal(key("new-500")) is None, "and nobody had to wait for a back-off"
 
 
-async def test_what_others_use_of_the_machine_is_not_free(text: Service, host: SmallHost) -> None:
+async def test_memory_used_by_others_is_not_free(text: Service, host: SmallHost) -> None:
     host.figures.foreign = 500 * MIB
     await text.use("a-300")
     with pytest.raises(NoRoom, match="free: 100 MiB of the host"):

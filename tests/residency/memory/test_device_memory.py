@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from services.models.device import NVIDIA_DRIVER
 from services.residency.memory import device_memory
-from services.residency.memory.device_memory import DeviceMemory, read_devices
+from services.residency.memory.device_memory import DeviceMemory, read_devices, why_unreadable
+from services.residency.memory.host_memory import read_host_memory
+from services.worker.devices import nvidia_driver
 
 GIB = 1024**3
 
@@ -25,12 +26,14 @@ class Gpu:
     used: int
     processes: dict[int, int | None] = field(default_factory=dict)
     lost: bool = False
+    unified: bool = False
 
 
 class Library:
     """A fake of the NVML functions in use, with NVML's own errors."""
 
     NVMLError = pynvml.NVMLError
+    NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 
     def __init__(self, *gpus: Gpu) -> None:
         self.gpus = gpus
@@ -60,7 +63,12 @@ class Library:
         return gpu.uuid
 
     def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> SimpleNamespace:  # noqa: N802
+        if gpu.unified:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetPciInfo(self, gpu: Gpu) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(busId=f"00000000:{gpu.uuid[-2:].upper()}:00.0")
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[SimpleNamespace]:  # noqa: N802
         if not gpu.processes:
@@ -87,13 +95,14 @@ def second() -> Gpu:
     return Gpu("GPU-2b", 40 * GIB, 1 * GIB)
 
 
-@pytest.mark.skipif(NVIDIA_DRIVER.exists(), reason="there is a driver here")
+@pytest.mark.skipif(bool(nvidia_driver()), reason="there is a driver here")
 def test_without_a_driver_there_are_none_and_nothing_is_raised() -> None:
     assert read_devices() == []
     assert read_devices("0") == [], "asked again"
+    assert "NVML: " in why_unreadable("cuda:0")
 
 
-@pytest.mark.skipif(not NVIDIA_DRIVER.exists(), reason="there is no driver here")
+@pytest.mark.skipif(not bool(nvidia_driver()), reason="there is no driver here")
 def test_the_driver_here_is_asked() -> None:
     devices = read_devices()
     assert devices
@@ -102,11 +111,11 @@ def test_the_driver_here_is_asked() -> None:
     assert len({device.pool for device in devices}) == len(devices)
 
 
-def test_each_gpu_is_told_with_who_uses_it(play) -> None:
+def test_each_gpu_is_reported_with_its_users(play) -> None:
     library = play(first(), second())
     assert read_devices() == [
-        DeviceMemory("cuda:0", 80 * GIB, 10 * GIB, {17: 9 * GIB}, "GPU-1a"),
-        DeviceMemory("cuda:1", 40 * GIB, 1 * GIB, {}, "GPU-2b"),
+        DeviceMemory("cuda:0", 80 * GIB, 10 * GIB, {17: 9 * GIB}, "GPU-1a", "0000:1a:00.0"),
+        DeviceMemory("cuda:1", 40 * GIB, 1 * GIB, {}, "GPU-2b", "0000:2b:00.0"),
     ]
     assert [device.free for device in read_devices()] == [70 * GIB, 39 * GIB]
     assert library.started == 1
@@ -145,7 +154,7 @@ def test_a_lost_gpu_is_left_out_and_the_others_keep_their_names(play) -> None:
     assert [(device.name, device.pool) for device in read_devices()] == [("cuda:1", "GPU-2b")]
 
 
-def test_a_driver_that_was_away_is_asked_anew(play) -> None:
+def test_missing_driver_is_queried_again(play) -> None:
     library = play(first())
     assert len(read_devices()) == 1
     library.broken = True
@@ -153,3 +162,9 @@ def test_a_driver_that_was_away_is_asked_anew(play) -> None:
     library.broken = False
     assert len(read_devices()) == 1
     assert library.started == 2
+
+
+def test_a_gpu_that_shares_the_hosts_memory_has_the_hosts_figures(play: Callable[..., Library]) -> None:
+    play(Gpu("GPU-3c", 0, 0, unified=True))
+    (found,) = read_devices()
+    assert found.total == read_host_memory().total

@@ -95,7 +95,7 @@ def test_a_group_above_may_be_the_one_that_limits(tmp_path: Path, version: int) 
     assert str(folder.stat().st_ino) in found.pool
 
 
-def test_what_others_have_taken_of_a_group_above_cannot_be_had(tmp_path: Path) -> None:
+def test_memory_used_by_others_in_a_parent_group_is_unavailable(tmp_path: Path) -> None:
     machine(tmp_path, groups="0::/pod/mine\n", mounts=V2)
     second(tmp_path, "pod/mine", 6 * GIB, 2 * GIB)
     second(tmp_path, "pod", 16 * GIB, 15 * GIB)
@@ -103,7 +103,7 @@ def test_what_others_have_taken_of_a_group_above_cannot_be_had(tmp_path: Path) -
     assert (found.total, found.free) == (6 * GIB, GIB)
 
 
-def test_what_others_have_taken_of_the_machine_cannot_be_had(tmp_path: Path) -> None:
+def test_memory_used_by_others_on_the_machine_is_unavailable(tmp_path: Path) -> None:
     scarce = MACHINE.replace("MemAvailable: 25165824", "MemAvailable: 1048576")
     machine(tmp_path, groups="0::/\n", mounts=V2, meminfo=scarce)
     second(tmp_path, "", 8 * GIB, 2 * GIB)
@@ -111,7 +111,7 @@ def test_what_others_have_taken_of_the_machine_cannot_be_had(tmp_path: Path) -> 
     assert (found.total, found.free) == (8 * GIB, GIB)
 
 
-def test_where_a_group_is_slowed_down_is_a_limit_too(tmp_path: Path) -> None:
+def test_memory_high_of_a_group_is_a_limit_too(tmp_path: Path) -> None:
     machine(tmp_path, groups="0::/\n", mounts=V2)
     second(tmp_path, "", 8 * GIB, 2 * GIB, high=4 * GIB)
     assert read_host_memory(tmp_path).total == 4 * GIB
@@ -178,7 +178,7 @@ def test_two_containers_of_one_path_are_two_pools(tmp_path: Path) -> None:
     assert len(pools) == 2
 
 
-def test_lines_that_nobody_knows_do_no_harm(tmp_path: Path) -> None:
+def test_unknown_lines_are_ignored(tmp_path: Path) -> None:
     machine(
         tmp_path,
         groups="\nx\n0::/\n:::\n",
@@ -196,7 +196,7 @@ def test_elsewhere_than_on_linux_psutil_tells(tmp_path: Path) -> None:
     assert 0 < found.used < found.total
 
 
-def test_of_this_machine_it_tells_something() -> None:
+def test_memory_of_this_machine_is_read() -> None:
     found = read_host_memory()
     assert 0 < found.used < found.total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert read_host_memory().pool == found.pool

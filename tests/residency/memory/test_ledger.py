@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from services.errors import Internal
-from services.residency.memory.capacity import Capacity, Room
-from services.residency.memory.ledger import NAME, Ledger
+from services.residency.memory.host_memory import read_host_memory
+from services.residency.memory.ledger import NAME, Ledger, Pools
 from services.residency.memory.ledger_file import LedgerFile
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
-from services.residency.memory.pools import Pools
+from services.residency.memory.readings import Capacity, Room
 from services.residency.memory.reservation import Full
 from services.residency.resident import ResidentKey
 from services.storage.sqlite_file import DatabaseUnusable
@@ -82,7 +82,7 @@ async def opened(folder: Path, replica: str = "here", pools: Pools | None = None
 
 
 def host(limit: int, free: int | None = None) -> Callable[[], Capacity]:
-    return lambda: Capacity({HOST: Room(limit, limit if free is None else free)})
+    return lambda: Capacity({HOST: Room(limit, limit if free is None else free), "cuda:0": Room(100, 100)})
 
 
 def marks(folder: Path) -> list[str]:
@@ -96,7 +96,7 @@ def estimate(count: int) -> MemoryEstimate:
 # --- several processes
 
 
-def test_of_processes_that_reserve_at_once_exactly_one_wins(start) -> None:
+def test_exactly_one_of_concurrent_reservations_wins(start) -> None:
     owners = start("text", "audio", "image")
     winners = set()
     for turn in range(ROUNDS):
@@ -110,7 +110,7 @@ def test_of_processes_that_reserve_at_once_exactly_one_wins(start) -> None:
     assert winners == {"text", "audio", "image"}, "each had its chance"
 
 
-async def test_what_a_killed_process_had_vanishes_without_anybody_noticing_its_death(start, tmp_path: Path) -> None:
+async def test_reservations_of_a_killed_process_vanish(start, tmp_path: Path) -> None:
     (owner,) = start("text")
     assert owner.ask("reserve 60 100") == "reserved"
     async with opened(tmp_path) as ledger:
@@ -125,7 +125,7 @@ async def test_what_a_killed_process_had_vanishes_without_anybody_noticing_its_d
     assert marks(tmp_path) == [], "the mark of the dead one is gone, too"
 
 
-async def test_what_a_stopped_process_has_stays(start, tmp_path: Path) -> None:
+async def test_reservations_of_a_stopped_process_stay(start, tmp_path: Path) -> None:
     (owner,) = start("text")
     assert owner.ask("reserve 60 100") == "reserved"
     owner.process.send_signal(signal.SIGSTOP)
@@ -155,7 +155,7 @@ async def test_a_transaction_that_never_ends_is_waited_for_within_bounds(
         assert await ledger.all() == [], "what could not be given back is given back later"
 
 
-async def test_who_cannot_open_it_for_others_says_so(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_to_share_the_ledger_is_reported(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LedgerFile, "busy_milliseconds", 100)
     (owner,) = start("text")
     assert owner.ask("hold") == "held"
@@ -166,14 +166,16 @@ async def test_who_cannot_open_it_for_others_says_so(start, tmp_path: Path, monk
 # --- one process
 
 
-async def test_a_reservation_is_read_back_as_it_was_told(tmp_path: Path) -> None:
+async def test_reservation_is_read_back_unchanged(tmp_path: Path) -> None:
     async with opened(tmp_path, "text-1") as one, opened(tmp_path, "image-1") as other:
         row = await one.reserve(KEY, MemoryEstimate({HOST: 5, "cuda:0": 7}, {"weights": 12}), host(100))
         assert (row.loading, row.busy, row.pinned, row.measured) == (True, True, False, {})
         assert (row.address, row.replica, row.key) == ("unix:/text-1", "text-1", KEY)
-        assert row.places == {HOST: 5, "cuda:0": 7}
+        assert row.devices == {HOST: 5, "cuda:0": 7}
         assert await other.all() == [row]
-        now = replace(row, loading=False, busy=False, pinned=True, last_used=12.5, measured={HOST: 4}, places={HOST: 9})
+        now = replace(
+            row, loading=False, busy=False, pinned=True, last_used=12.5, measured={HOST: 4}, devices={HOST: 9}
+        )
         await one.touch([now])
         assert await other.all() == [now]
         await one.release(now)
@@ -192,7 +194,7 @@ async def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
         watcher.close()
 
 
-async def test_what_was_released_does_not_come_back_by_a_late_touch(tmp_path: Path) -> None:
+async def test_late_touch_does_not_restore_a_released_reservation(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         row = await ledger.reserve(KEY, estimate(5), host(100))
         await ledger.release(row)
@@ -219,7 +221,7 @@ async def test_a_refusal_names_what_is_missing_and_who_has_it(tmp_path: Path) ->
         assert len(await two.all()) == 2, "nothing was reserved"
 
 
-async def test_memory_is_read_while_nobody_else_can_reserve(tmp_path: Path) -> None:
+async def test_memory_is_read_under_the_reservation_lock(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
 
         def reading() -> Capacity:
@@ -227,13 +229,13 @@ async def test_memory_is_read_while_nobody_else_can_reserve(tmp_path: Path) -> N
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")
             other.close()
-            return Capacity({})
+            return Capacity({HOST: Room(100, 100)})
 
         await ledger.reserve(KEY, estimate(5), reading)
         assert len(await ledger.all()) == 1
 
 
-async def test_who_gives_up_waiting_leaves_nothing_reserved(tmp_path: Path) -> None:
+async def test_cancelled_wait_leaves_nothing_reserved(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         reading, loop = asyncio.Event(), asyncio.get_running_loop()
         go_on = asyncio.Event()
@@ -282,7 +284,7 @@ async def test_one_name_of_two_gpus_is_not_one_gpu(tmp_path: Path) -> None:
         row = await a.reserve(KEY, MemoryEstimate({"cuda:0": 70}), lambda: gpus)
         await a.touch([replace(row, measured={"cuda:0": 30})])
         await b.reserve(KEY, MemoryEstimate({"cuda:0": 80}), lambda: gpus)
-        seen = {row.replica: (row.places, row.measured) for row in await c.all()}
+        seen = {row.replica: (row.devices, row.measured) for row in await c.all()}
         assert seen == {"a": ({"cuda:1": 70}, {"cuda:1": 30}), "b": ({"cuda:0": 80}, {})}
         with pytest.raises(Full) as refusal:
             await c.reserve(KEY, MemoryEstimate({"cuda:0": 30, "cuda:1": 30}), lambda: gpus)
@@ -296,7 +298,7 @@ async def test_one_name_of_two_gpus_is_not_one_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"this is no database" * 1000, b"SQLite format 3\x00" + b"\xff" * 8000])
 async def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(DatabaseUnusable, match=r"stop allm and delete the folder|see to the disk") as refusal:
+    with pytest.raises(DatabaseUnusable, match=r"stop allm and delete the folder|check the disk") as refusal:
         await Ledger.open(tmp_path, "unix:/here", "here", Pools({}))
     assert str(tmp_path / NAME) in str(refusal.value)
     assert (tmp_path / NAME).read_bytes() == content
@@ -361,9 +363,9 @@ async def test_a_full_disk_refuses_loads_and_lets_go_of_nothing(small_disk: Path
         with (small_disk / "filler").open("ab", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             while True:
                 filler.write(b"x" * 4096)
-        with pytest.raises(Internal, match=r"the disk is full|see to the disk") as refusal:
+        with pytest.raises(Internal, match=r"the disk is full|check the disk") as refusal:
             for _ in range(1000):
-                await ledger.reserve(KEY, MemoryEstimate({HOST: 0, "x" * 2000: 1}), host(100))
+                await ledger.reserve(KEY, MemoryEstimate({HOST: 0, "x" * 2000: 0}), host(100))
         assert str(small_disk / NAME) in refusal.value.message
         (small_disk / "filler").unlink()
         rows = await ledger.all()
@@ -380,3 +382,13 @@ async def test_a_disk_that_becomes_read_only_refuses_loads(small_disk: Path) -> 
     with pytest.raises(DatabaseUnusable, match="ALLM_HOME") as refusal:
         await Ledger.open(small_disk, "unix:/here", "here", Pools({}))
     assert str(small_disk) in str(refusal.value)
+
+
+def test_places_become_pools_and_pools_places() -> None:
+    pools = Pools({HOST: "cgroup 1:2", "cuda:0": "GPU-a"})
+    assert pools.shared({HOST: 1, "cuda:0": 2, "cuda:7": 3}) == {"cgroup 1:2": 1, "GPU-a": 2, "cuda:7": 3}
+    assert pools.own({"cgroup 1:2": 1, "GPU-a": 2, "GPU-b": 3}) == {HOST: 1, "cuda:0": 2, "GPU-b": 3}
+
+
+def test_those_of_this_process_are_looked_up() -> None:
+    assert Pools.read().shared({HOST: 1}) == {read_host_memory().pool: 1}

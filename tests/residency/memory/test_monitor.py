@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from services.errors import Internal
 from services.residency.memory.monitor import NEIGHBOUR_SECONDS
-from services.residency.memory.refusal import NoRoom
+from services.residency.memory.reservation import NoRoom
 from services.settings.settings import MIB
 from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
@@ -39,7 +39,7 @@ def metric(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"allm_{name}", labels)
 
 
-async def test_everything_is_read_and_told(host: SmallHost) -> None:
+async def test_every_part_is_read_and_reported(host: SmallHost) -> None:
     host.figures.device_total = 1000 * MIB
     async with host.service() as text:
         loaded = await text.use("told-100+300")
@@ -81,7 +81,7 @@ async def test_the_ledger_knows_who_is_busy_pinned_and_loading(text: Service, im
     assert (row.pinned, row.idle) == (True, False)
 
 
-async def test_what_nobody_used_for_so_long_goes(host: SmallHost) -> None:
+async def test_idle_models_are_unloaded(host: SmallHost) -> None:
     async with host.service(idle_seconds=60.0) as text:
         text.manager.pin("pinned-100", wanted=True)
         for name in ("old-100", "busy-100", "pinned-100"):
@@ -125,8 +125,8 @@ async def test_under_pressure_the_least_recently_used_go_until_it_is_over(
     host.figures.foreign = 0
     await text.turn()
     assert metric("memory_pressure", place="host") == 0
-    told = [record.message for record in caplog.records if record.name == "services.residency.memory.monitor"]
-    assert told == ["memory is short", "memory is no longer short"] * 3, "one line for each episode"
+    reported = [record.message for record in caplog.records if record.name == "services.residency.memory.monitor"]
+    assert reported == ["memory is short", "memory is no longer short"] * 3, "one line for each episode"
     assert metric("model_evictions_total", model="b-100", reason="pressure") == 1
 
 
@@ -155,9 +155,7 @@ async def test_only_models_at_the_place_that_is_too_full_go(host: SmallHost) -> 
         assert (text.loaded(), device.alive) == ({"host-300"}, False)
 
 
-async def test_of_two_services_only_the_one_with_the_oldest_model_unloads(
-    text: Service, image: Service, host: SmallHost
-) -> None:
+async def test_only_the_service_with_the_oldest_model_unloads(text: Service, image: Service, host: SmallHost) -> None:
     await image.use("image-200")
     await text.use("text-200")
     for service in (text, image):
@@ -183,7 +181,7 @@ async def test_a_neighbour_that_does_not_unload_is_passed_over(text: Service, im
     assert text.loaded() == set()
 
 
-async def test_a_model_that_takes_more_than_was_reserved_is_told_once_and_counted(
+async def test_model_over_its_reservation_is_logged_once_and_counted(
     text: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = await text.use("over-300")
@@ -196,7 +194,7 @@ async def test_a_model_that_takes_more_than_was_reserved_is_told_once_and_counte
         await text.turn()
     assert [record.message for record in caplog.records] == ["a model takes more memory than was reserved for it"]
     assert metric("memory_overruns_total", model="over-300") == 1
-    assert sum(row.places["host"] for row in await text.ledger.all()) == 500 * MIB
+    assert sum(row.devices["host"] for row in await text.ledger.all()) == 500 * MIB
     with pytest.raises(NoRoom, match="free: 400 MiB"):
         async with text.manager.lease(model("over-300"), RUNTIME):
             await text.use("new-450")
@@ -262,7 +260,7 @@ async def test_a_worker_that_dies_again_and_again_fails_the_model_for_a_while(te
     assert text.manager.problem(key("dying-100")) is None
 
 
-async def test_what_a_load_has_taken_so_far_does_not_count_twice(text: Service, host: SmallHost) -> None:
+async def test_memory_of_a_running_load_does_not_count_twice(text: Service, host: SmallHost) -> None:
     text.gate.clear()
     async with asyncio.TaskGroup() as group:
         group.create_task(text.use("slow-400"))

@@ -48,7 +48,7 @@ def above(pid: int, idle: int) -> ProcessMemory:
     return ProcessMemory(now.held - before.held, now.mapped - before.mapped, now.peak - before.peak)
 
 
-def test_what_a_process_takes_is_held(running) -> None:
+def test_memory_of_a_process_is_reserved(running) -> None:
     taken = above(running(TAKES), running("pass"))
     assert abs(taken.held - SIZE) < SLACK
     assert abs(taken.mapped) < SLACK
@@ -56,7 +56,7 @@ def test_what_a_process_takes_is_held(running) -> None:
     assert taken.total == taken.held + taken.mapped
 
 
-def test_what_it_has_given_back_is_only_in_its_peak(running) -> None:
+def test_released_memory_is_only_in_the_peak(running) -> None:
     taken = above(running(TAKES_AND_GIVES_BACK), running("pass"))
     assert taken.held < SLACK
     assert abs(taken.peak - SIZE) < SLACK
@@ -80,7 +80,7 @@ def test_children_count_whichever_thread_started_them(running, threads: bool) ->
     assert taken.held > SIZE - SLACK
 
 
-def test_of_a_process_that_is_gone_nothing_is_told() -> None:
+def test_ended_process_has_no_figures() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
     assert read_process_memory(process.pid) == ProcessMemory()

@@ -47,7 +47,7 @@ def test_the_content_type_does_not_matter() -> None:
     assert decode(httpbody_pb2.HttpBody(data=b'{"name":"a"}'), Request).name == "a"
 
 
-def test_of_a_key_that_is_there_twice_the_last_counts() -> None:
+def test_last_value_of_a_repeated_key_counts() -> None:
     """The JSON readers that clients test with do the same."""
     data = b'{"name":"a","share":1,"name":"b"}'
     assert read(data).name == json.loads(data)["name"] == "b"
@@ -59,7 +59,7 @@ def test_no_body() -> None:
     assert error.param is None
 
 
-def test_what_is_no_json_is_told_so() -> None:
+def test_invalid_json_is_reported() -> None:
     for data in [
         b" ",
         b"{",
@@ -85,7 +85,7 @@ def test_what_is_no_json_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"name":"\xff"}', b'{"name":"\xc3"}', b'{"name":"\xed\xa0\x80"}', b'{"n\xff":1}'])
-def test_invalid_utf8_is_refused_or_in_a_key_that_nobody_reads(data: bytes) -> None:
+def test_invalid_utf8_is_refused_or_in_an_unread_key(data: bytes) -> None:
     error = refusal(data)
     assert error.code == "INVALID_REQUEST"
     assert "utf-8" in error.message or error.param == "name"
@@ -151,7 +151,7 @@ def test_a_wrong_parameter_is_named_with_its_path() -> None:
         "x - at `$.b`\n - at `$.c`",
     ],
 )
-def test_what_a_caller_writes_is_never_taken_for_the_parsers_own_words(value: str) -> None:
+def test_text_of_a_caller_is_never_taken_for_a_parser_message(value: str) -> None:
     error = refusal(json.dumps({"name": "a", "items": [{"kind": value}]}).encode())
     assert error.param == "items[0].kind"
     assert error.message.startswith("Invalid type or value for 'items[0].kind': invalid enum value")
@@ -227,3 +227,17 @@ def test_a_part_of_a_body_becomes_the_struct() -> None:
     with pytest.raises(InvalidRequest) as caught:
         convert([{"kind": "one"}, {}], list[Item], "x")
     assert caught.value.param == "x[1].kind"
+
+
+def test_too_many_entries_are_refused_before_they_are_converted() -> None:
+    def request(items: object) -> httpbody_pb2.HttpBody:
+        return httpbody_pb2.HttpBody(data=json.dumps({"name": "x", "items": items}).encode())
+
+    wrong = [{"kind": "one"}] * 4 + [{"kind": "three"}] * 2
+    with pytest.raises(InvalidRequest, match="'items' has 6 entries; at most 5") as caught:
+        decode(request(wrong), Request, {"items": 5, "bias": 5})
+    assert caught.value.param == "items"
+    assert len(decode(request(wrong[:4]), Request, {"items": 5}).items) == 4
+    for broken in (b"[1, 2, 3, 4, 5, 6, 7]", b'{"items": [1, 2, 3, 4, 5, ', b'{"items": 1111111111111}'):
+        with pytest.raises(InvalidRequest):
+            decode(httpbody_pb2.HttpBody(data=broken), Request, {"items": 5})

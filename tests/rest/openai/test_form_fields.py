@@ -47,7 +47,7 @@ def test_numbers(value: str, number: float) -> None:
     assert one(value).number("a") == number
 
 
-def test_what_is_no_number() -> None:
+def test_invalid_numbers() -> None:
     for value in ["x", "nan", "inf", "-inf", "1e999", "1,5", "1_0", "true"]:
         with case(value=value):
             assert "must be a number" in refused(one(value).number)
@@ -59,7 +59,7 @@ def test_whole_numbers(value: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["5.5", "1e300", "five"])
-def test_what_is_no_whole_number(value: str) -> None:
+def test_invalid_whole_numbers(value: str) -> None:
     assert "must be a" in refused(one(value).integer)
 
 
@@ -68,7 +68,7 @@ def test_switches(value: str, on: bool) -> None:
     assert one(value).switch("a") is on
 
 
-def test_what_is_no_switch() -> None:
+def test_invalid_switches() -> None:
     assert refused(one("yes").switch) == "'a' must be 'true' or 'false', not 'yes'."
 
 

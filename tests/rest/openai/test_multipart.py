@@ -14,7 +14,7 @@ from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, RequestTooLarge
 from services.rest.openai import multipart
-from services.rest.openai.multipart import FilePart, Form, heard_out, read_form
+from services.rest.openai.multipart import FilePart, Form, discarding_rest, read_form
 from tests.case import case
 
 BOUNDARY = "a-boundary"
@@ -121,7 +121,7 @@ async def test_a_file_passes_on_before_it_is_whole() -> None:
     assert seen == [0, 0, 1000, 2000]
 
 
-async def test_what_is_no_form_is_told_so() -> None:
+async def test_invalid_form_is_reported() -> None:
     for kind, says in [
         ("application/json", "must be multipart/form-data, not 'application/json'"),
         ("", "must be multipart/form-data, not 'nothing'"),
@@ -271,7 +271,7 @@ class Counting:
 async def test_the_rest_of_what_failed_is_taken() -> None:
     messages = Counting([b"x"] * 100)
     with pytest.raises(InvalidRequest, match="malformed"):
-        async with heard_out(messages):
+        async with discarding_rest(messages):
             await read_form(messages, lambda part: None)
     assert messages.count == 100
 
@@ -280,7 +280,7 @@ async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipart, "DISCARD_BYTES", 10)
     messages = Counting([b"x"] * 100)
     with pytest.raises(InvalidRequest, match="malformed"):
-        async with heard_out(messages):
+        async with discarding_rest(messages):
             await read_form(messages, lambda part: None)
     assert messages.count == 12
 
@@ -291,13 +291,13 @@ async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipart, "DISCARD_SECONDS", 0.01)
     slow = stalled()
     with pytest.raises(InvalidRequest, match="malformed"):
-        async with heard_out(slow):
+        async with discarding_rest(slow):
             await read_form(slow, lambda part: None)
 
 
-async def test_what_went_well_is_left_as_it_is() -> None:
+async def test_complete_form_is_returned_unchanged() -> None:
     messages = Counting([form(part("a", b"1")), b"epilogue"])
-    async with heard_out(messages):
+    async with discarding_rest(messages):
         await anext(messages)
     assert messages.count == 1
 

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.text.engine import sequence
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogprob
-from services.text.engine.request_loop import Arrival, BatchLimits
+from services.text.engine.request_loop import BatchLimits
 from services.text.engine.runtime import OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import Cancel, EngineError, Refused
@@ -181,7 +182,7 @@ class Loop:
         names = ("logprobs", "special", "cache_key", "deadline")
         asked = {name: params.pop(name) for name in names if name in params}
         constraint = self.runtime.constraint(grammar) if grammar else None
-        self.inbox.put(Arrival(request, client, prompt, SamplingParams(**params), constraint, **asked))
+        self.inbox.put(sequence.Sequence(request, client, prompt, SamplingParams(**params), constraint, **asked))
 
     def cancel(self, request: int) -> None:
         self.inbox.put(Cancel(request))

@@ -10,9 +10,10 @@ import msgspec
 
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import EngineOptions, Piece, Stepped
-from services.text.engine.request_loop import Arrival, BatchLimits
+from services.text.engine.request_loop import BatchLimits
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
+from services.text.engine.sequence import Sequence
 
 
 def options(path: Path, **changes) -> EngineOptions:
@@ -65,7 +66,7 @@ class Session:
         asked = {name: params.pop(name) for name in ("logprobs", "special", "cache_key") if name in params}
         constraint = self.engine.constraint(grammar) if grammar else None
         tokens = self.engine.tokenize(prompt)
-        self.inbox.put(Arrival(request, client, tokens, SamplingParams(**params), constraint, **asked))
+        self.inbox.put(Sequence(request, client, tokens, SamplingParams(**params), constraint, **asked))
 
     def finish(self, count: int) -> None:
         while len(self.ended) + len(self.refused) < count:

@@ -48,7 +48,7 @@ def test_the_mask_says_what_may_follow() -> None:
     assert constraint.fault is None
 
 
-def test_where_more_may_follow_the_end_is_one_choice() -> None:
+def test_optional_continuation_allows_the_end() -> None:
     constraint = compiler().compile(schema({"type": "integer", "minimum": 1, "maximum": 20}))
     feed(constraint, b"2")
     assert not constraint.complete

@@ -5,15 +5,19 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from services.text.engine.embedding_loop import EmbeddingArrival, EmbeddingInbox, EmbeddingLoop
+from services.text.engine import embedding_loop
+from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingJob, EmbeddingLoop, prepare
 from services.text.engine.encoder import Tokens, Vectors
-from services.text.engine.messages import Encoded, EncoderReady
+from services.text.engine.messages import MAX_EMBEDDED_TOKENS, Accepted, Embed, Encoded, EncoderReady
 from services.worker.messages import Cancel, Refused, Stop
+from tests.case import case
 from tests.minilm import unpack
+from tests.text.engine.prepared import prepared
 
 BATCH_TOKENS = 100
 
@@ -46,7 +50,7 @@ class Session:
 
     def ask(self, request: int, *lengths: int, client: str = "a", dimensions: int = 0) -> None:
         inputs = [np.full(length, request, np.int32) for length in lengths]
-        self.inbox.put(EmbeddingArrival(request, client, inputs, dimensions))
+        self.inbox.put(EmbeddingJob(request, client, inputs, dimensions))
 
     def turn(self) -> list[tuple[int, int]]:
         """Runs one turn and returns the request and index of each vector."""
@@ -111,7 +115,7 @@ def test_clients_get_the_same_share_however_many_requests_they_have() -> None:
         assert sum(request == 100 for request, _ in done) == len(done) // 2 == 5
 
 
-def test_of_one_client_each_request_gets_its_share() -> None:
+def test_each_request_of_one_client_gets_its_share() -> None:
     session = Session()
     session.ask(1, *[10] * 50)
     session.ask(2, *[10] * 50)
@@ -151,7 +155,7 @@ def test_a_cancelled_request_is_not_computed_further() -> None:
     assert session.sent[-1].counters.running == session.sent[-1].counters.waiting == 0
 
 
-def test_counters_tell_who_runs_and_who_waits() -> None:
+def test_counters_count_running_and_waiting_requests() -> None:
     session = Session()
     for request in range(5):
         session.ask(request, 60, 60)
@@ -171,7 +175,7 @@ def test_vectors_are_cut_and_then_brought_to_length_one_where_the_model_says_so(
     assert cut.tolist() == pytest.approx(expected.tolist())
     assert whole.tolist() == pytest.approx([*expected, 0, 0])
     nothing = Session(CountingEncoder(normalised=True))
-    nothing.inbox.put(EmbeddingArrival(1, "a", [np.zeros(1, np.int32)], 1))
+    nothing.inbox.put(EmbeddingJob(1, "a", [np.zeros(1, np.int32)], 1))
     nothing.turn()
     assert np.isfinite(unpack(nothing.sent[-1].vectors[0].vector)).all()
 
@@ -179,8 +183,8 @@ def test_vectors_are_cut_and_then_brought_to_length_one_where_the_model_says_so(
 def test_late_requests_end_before_the_next_batch() -> None:
     session = Session()
     now = time.monotonic()
-    session.inbox.put(EmbeddingArrival(1, "a", [np.ones(50, np.int32)] * 9, 0, deadline=now - 1))
-    session.inbox.put(EmbeddingArrival(2, "a", [np.ones(50, np.int32)], 0, deadline=now + 3600))
+    session.inbox.put(EmbeddingJob(1, "a", [np.ones(50, np.int32)] * 9, 0, deadline=now - 1))
+    session.inbox.put(EmbeddingJob(2, "a", [np.ones(50, np.int32)], 0, deadline=now + 3600))
     session.loop.turn()
     refused, encoded = session.sent
     assert isinstance(refused, Refused)
@@ -200,7 +204,7 @@ def test_inputs_that_wait_are_bounded_by_their_tokens() -> None:
     assert "ALLM_QUEUE_TOKENS" in refused.message
 
 
-def test_when_a_request_is_begun_with_is_told_once() -> None:
+def test_the_start_of_a_request_is_reported_once() -> None:
     session = Session()
     session.ask(1, *[50] * 5)
     before = time.monotonic()
@@ -210,3 +214,44 @@ def test_when_a_request_is_begun_with_is_told_once() -> None:
     assert (phase.request, phase.name) == (1, "embed")
     assert before <= phase.at <= time.monotonic()
     assert session.sent[0].phases, "with its first vectors, not after them"
+
+
+def asked(inputs: list[str | list[int]], param: str = "input[]") -> tuple[Any, Any]:
+    """Returns the request for the loop and the message for the caller."""
+    sent: list[object] = []
+    embed = Embed(request=5, client="a", inputs=inputs, dimensions=3, param=param)
+    arrival = prepared(prepare(CountingEncoder(), embed, sent.append))
+    (answer,) = sent
+    return arrival, answer
+
+
+def test_texts_and_tokens_are_taken_side_by_side() -> None:
+    arrival, accepted = asked(["abc", [1, 2], "é"])
+    assert [tokens.tolist() for tokens in arrival.inputs] == [[97, 98, 99], [1, 2], [195, 169]]
+    assert (arrival.request, arrival.client, arrival.dimensions) == (5, "a", 3)
+    assert accepted == Accepted(5, 7)
+
+
+def test_mismatch_is_refused_with_its_position() -> None:
+    for inputs, param, code, named, words in [
+        (["a", "x" * 1001], "input[]", "CONTEXT_LENGTH_EXCEEDED", "input[1]", ["1001", "1000"]),
+        (["x" * 1001], "input", "CONTEXT_LENGTH_EXCEEDED", "input", ["1001", "1000"]),
+        ([[1] * 2000], "inputs[]", "CONTEXT_LENGTH_EXCEEDED", "inputs[0]", ["2000", "1000"]),
+        ([[1], [5, 10_000]], "input[]", "INVALID_REQUEST", "input[1]", ["token 10000", "0 to 9999"]),
+        ([[-1]], "input[]", "INVALID_REQUEST", "input[0]", ["token -1"]),
+        (["a", ""], "input[]", "INVALID_REQUEST", "input[1]", ["no tokens"]),
+        (["a", "x" * 65_537], "input[]", "CONTEXT_LENGTH_EXCEEDED", "input[1]", ["65537 bytes", "1000 tokens"]),
+        (["x" * 1000] * 301, "input[]", "INVALID_REQUEST", "input", [str(MAX_EMBEDDED_TOKENS)]),
+    ]:
+        with case(inputs=inputs, param=param, code=code, named=named, words=words):
+            arrival, refused = asked(inputs, param)
+            assert arrival is None
+            assert isinstance(refused, Refused)
+            assert (refused.request, refused.code, refused.param) == (5, code, named)
+            for word in (f"'{named}'", *words):
+                assert word in refused.message
+
+
+def test_exactly_as_much_as_is_allowed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_loop, "MAX_EMBEDDED_TOKENS", 2000)
+    assert asked(["x" * 1000] * 2)[1] == Accepted(5, 2000)

@@ -23,7 +23,7 @@ def test_a_shared_block_is_one_block() -> None:
     assert ledger.active == 2 * BLOCK + 5
 
 
-def test_what_the_cache_keeps_is_cached_until_a_request_runs_on_it() -> None:
+def test_kept_cells_are_cached_until_a_request_uses_them() -> None:
     ledger, first, second = CellLedger(1000), Holding(), Holding()
     ledger.grow(first, 2 * BLOCK + 1)
     kept = ledger.keep(first)

@@ -227,7 +227,7 @@ def test_logprobs_agree_with_the_definition(engine: LlamaEngine) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])
-def test_so_many_of_the_likeliest_are_told(engine: LlamaEngine, count: int) -> None:
+def test_so_many_of_the_likeliest_are_reported(engine: LlamaEngine, count: int) -> None:
     whole = sample(engine, SamplingParams(temperature=0), 100).logprob
     assert sample(engine, SamplingParams(temperature=0), count).logprob.top == whole.top[:count]
 
@@ -251,14 +251,14 @@ def test_logprobs_of_a_stream_spell_its_text(engine: LlamaEngine) -> None:
     session.ask(3, CAPITAL, logprobs=0, stop=("capital of Spain", "France is"))
     session.ask(4, CAPITAL)
     session.finish(4)
-    told = {
+    reported = {
         request: b"".join(logprob.piece for piece in session.pieces[request] for logprob in piece.logprobs)
         for request in (1, 2, 3)
     }
-    assert told[2].decode() == session.text[2] == session.text[4]
+    assert reported[2].decode() == session.text[2] == session.text[4]
     assert session.text[3] == "The capital of "
-    assert told[3] == b"The capital of France", "the token that the stop string cuts shows its space"
-    assert told[1].startswith(session.text[1].encode())
+    assert reported[3] == b"The capital of France", "the token that the stop string cuts shows its space"
+    assert reported[1].startswith(session.text[1].encode())
     assert all(piece.logprobs is None for piece in session.pieces[4])
     for piece in session.pieces[2]:
         for logprob in piece.logprobs:

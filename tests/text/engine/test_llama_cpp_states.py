@@ -9,9 +9,10 @@ import pytest
 
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import TokenLogprob
-from services.text.engine.request_loop import Arrival, BatchLimits
+from services.text.engine.request_loop import BatchLimits
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
+from services.text.engine.sequence import Sequence
 from services.worker.messages import Cancel
 from tests.text.engine.session import Session, options
 from tests.verification.random_gguf import write_nemotron_h
@@ -41,19 +42,19 @@ class StateSession(Session):
 
     def send(self, request: int, tokens: list[int], client: str = "a") -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
-        self.inbox.put(Arrival(request, client, list(tokens), params, None, logprobs=2, special=True))
+        self.inbox.put(Sequence(request, client, list(tokens), params, None, logprobs=2, special=True))
 
     def turn(self, times: int) -> None:
         for _ in range(times):
             self.loop.turn()
 
-    def told(self, request: int) -> list[TokenLogprob]:
+    def reported(self, request: int) -> list[TokenLogprob]:
         return [step for piece in self.pieces[request] for step in piece.logprobs or ()]
 
     def spoken(self, request: int) -> list[int]:
         """Returns the answer's tokens."""
         ids = {self.engine._text_of(token, special=True): token for token in range(self.engine.ready.vocabulary)}
-        return [ids[step.piece] for step in self.told(request)]
+        return [ids[step.piece] for step in self.reported(request)]
 
     def check(self, asked: dict[int, list[int]]) -> None:
         """Checks that each answer equals that of a lone request without kept states; ends the session."""
@@ -62,8 +63,8 @@ class StateSession(Session):
             alone.send(request, tokens)
             alone.finish(1)
             assert alone.ended[request].cached_tokens == 0
-            assert len(self.told(request)) == ANSWER
-            for ours, theirs in zip(self.told(request), alone.told(request), strict=True):
+            assert len(self.reported(request)) == ANSWER
+            for ours, theirs in zip(self.reported(request), alone.reported(request), strict=True):
                 if ours.piece != theirs.piece:
                     assert theirs.top[0][1] - theirs.top[1][1] < CLOSE, request
                     break

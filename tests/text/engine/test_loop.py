@@ -102,7 +102,7 @@ def test_a_common_prefix_is_computed_once() -> None:
     assert loop.ended[20].cached_tokens == len(shared)
 
 
-def test_where_cells_are_not_shared_a_request_goes_on_in_the_sequence_that_has_its_prefix() -> None:
+def test_without_shared_cells_a_request_continues_in_the_sequence_of_its_prefix() -> None:
     runtime = Counting(3000, sequences=3, context=1000, streams=True)
     loop = Loop(runtime, batch=2048, chunk=2048, cached=3000)
     turns = {client: prompt(at, 20 * BLOCK) for at, client in enumerate("abc", 3)}
@@ -116,7 +116,7 @@ def test_where_cells_are_not_shared_a_request_goes_on_in_the_sequence_that_has_i
     assert runtime.copied == 0
 
 
-def test_where_cells_are_not_shared_a_long_prefix_is_copied_and_a_short_one_computed() -> None:
+def test_without_shared_cells_long_prefixes_are_copied_and_short_ones_computed() -> None:
     for blocks, copied in ((20, 3), (2, 0)):
         runtime = Counting(4000, sequences=4, context=1000, streams=True)
         loop = Loop(runtime, batch=2048, chunk=2048, cached=4000)
@@ -282,7 +282,7 @@ def test_cancelling_in_the_middle_of_a_grammar() -> None:
     assert loop.runtime.samplers == loop.counters.active_cells == loop.counters.running == 0
 
 
-def told(loop: Loop, request: int) -> list[tuple[str, bytes]]:
+def reported(loop: Loop, request: int) -> list[tuple[str, bytes]]:
     """Returns text and token bytes of each piece of a request."""
     return [(piece.text, b"".join(logprob.piece for logprob in piece.logprobs or [])) for piece in loop.pieces[request]]
 
@@ -292,7 +292,7 @@ def test_logprobs_come_with_the_text_of_their_tokens() -> None:
     loop.ask(1, prompt(1, 10), logprobs=0, max_tokens=3)
     loop.ask(2, prompt(1, 10), max_tokens=3)
     loop.until_done(2)
-    assert [piece.text.encode() for piece in loop.pieces[1]] == [token for _, token in told(loop, 1)]
+    assert [piece.text.encode() for piece in loop.pieces[1]] == [token for _, token in reported(loop, 1)]
     assert [logprob.logprob for piece in loop.pieces[1] for logprob in piece.logprobs] == [-10.0, -11.0, -12.0]
     assert {piece.logprobs for piece in loop.pieces[2]} == {None}
 
@@ -303,8 +303,8 @@ def test_control_tokens_show_only_where_they_are_asked_for() -> None:
         script = f"a\x02b{chr(END)}"
         loop.ask(request, prompt(1, 10), grammar=script, special=special, logprobs=0, max_tokens=50)
     loop.until_done(2)
-    assert told(loop, 0) == [("a", b"a"), ("b", b"b"), ("", b"")]
-    assert told(loop, 1) == [("a", b"a"), ("\x02", b"\x02"), ("b", b"b"), ("", b"")]
+    assert reported(loop, 0) == [("a", b"a"), ("b", b"b"), ("", b"")]
+    assert reported(loop, 1) == [("a", b"a"), ("\x02", b"\x02"), ("b", b"b"), ("", b"")]
     assert [piece.finish for piece in loop.pieces[1]] == [None, None, None, "stop"]
 
 
@@ -316,15 +316,15 @@ def test_logprobs_of_what_a_stop_string_holds_back_or_cuts_off() -> None:
     loop.ask(3, prompt(1, 10), logprobs=0, stop=(tokens[4:] + "?",), max_tokens=6)
     loop.until_done(3)
     data = tokens.encode()
-    assert told(loop, 1)[:2] == [(tokens[0], data[:1]), (tokens[1:4], data[1:4])]
-    assert b"".join(token for _, token in told(loop, 2)) == data[:2]
-    assert told(loop, 3)[-1] == (tokens[4:], data[4:]), "held to the end"
+    assert reported(loop, 1)[:2] == [(tokens[0], data[:1]), (tokens[1:4], data[1:4])]
+    assert b"".join(token for _, token in reported(loop, 2)) == data[:2]
+    assert reported(loop, 3)[-1] == (tokens[4:], data[4:]), "held to the end"
 
 
 # --- deadlines
 
 
-def test_what_is_late_when_it_comes_is_never_started() -> None:
+def test_request_that_arrives_expired_is_never_started() -> None:
     loop = Loop(Counting(1000))
     loop.ask(1, prompt(1, 10), deadline=time.monotonic() - 0.001)
     loop.until_done(1)
@@ -333,7 +333,7 @@ def test_what_is_late_when_it_comes_is_never_started() -> None:
     assert loop.runtime.samplers == 0
 
 
-def test_what_waits_too_long_is_never_started() -> None:
+def test_request_waiting_too_long_is_never_started() -> None:
     loop = Loop(Counting(1_000_000, sequences=1))
     loop.ask(1, prompt(1, 10), max_tokens=900_000)
     deadline = time.monotonic() + 0.05
@@ -350,7 +350,7 @@ def test_what_waits_too_long_is_never_started() -> None:
     assert loop.runtime.samplers == 0
 
 
-def test_what_runs_too_long_ends_before_the_next_step_and_keeps_no_cells() -> None:
+def test_expired_sequence_ends_before_the_next_step_and_keeps_no_cells() -> None:
     loop = Loop(Counting(1_000_000, context=500_000))
     deadline = time.monotonic() + 0.05
     loop.ask(1, prompt(1, 10), max_tokens=400_000, deadline=deadline)
@@ -387,7 +387,7 @@ def test_a_held_request_computes_nothing_and_goes_on_where_it_was() -> None:
     assert loop.counters.preempted == 0
 
 
-def test_where_only_held_requests_are_left_nothing_is_done() -> None:
+def test_held_requests_alone_cause_no_step() -> None:
     loop = Loop(Counting(1000))
     loop.ask(1, prompt(1, 10), max_tokens=9)
     loop.turn(4)
@@ -468,7 +468,7 @@ def slowed(step: Callable[..., Any], pace: Pace) -> Callable[..., Any]:
 # --- phases of a request
 
 
-def test_the_phases_of_a_request_are_told_in_order() -> None:
+def test_the_phases_of_a_request_are_reported_in_order() -> None:
     loop = Loop(Counting(400, sequences=1), batch=16)
     before = time.monotonic()
     loop.ask(1, prompt(1, 40), max_tokens=3)
@@ -483,7 +483,7 @@ def test_the_phases_of_a_request_are_told_in_order() -> None:
     assert loop.at == sorted(loop.at)
 
 
-def test_who_has_to_start_over_waits_again() -> None:
+def test_restarted_request_waits_again() -> None:
     loop = Loop(Counting(200, sequences=4, context=190))
     for request in range(4):
         loop.ask(request, prompt(request, 20), max_tokens=100)

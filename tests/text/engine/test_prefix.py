@@ -5,7 +5,7 @@ import random
 import pytest
 
 from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
-from services.text.engine.prefix import Entry, PrefixCache, common_blocks
+from services.text.engine.prefix import Entry, PrefixCache, StateCache, common_blocks
 
 
 class Kept:
@@ -170,7 +170,7 @@ def test_one_that_is_larger_than_the_share_is_like_any_other() -> None:
     assert kept.dropped == [1]
 
 
-def test_what_needs_the_cells_gets_them_from_sessions_too() -> None:
+def test_requests_get_cells_of_sessions_too() -> None:
     kept = Kept()
     kept.keep("a", [1] * BLOCK, 1, "session")
     kept.keep("a", [2] * BLOCK, 2)
@@ -216,3 +216,78 @@ def test_any_order_of_sessions_keeps_the_bounds_and_the_count() -> None:
         assert len(names) == len(set(names)), "a session has one entry"
         assert {entry.id for entry in entries}.isdisjoint(kept.dropped)
         assert len(entries) + len(kept.dropped) == sequence + 1, "no sequence id is lost"
+
+
+class KeptState:
+    """A state cache with a ledger and a list of the sequence ids that it dropped."""
+
+    def __init__(self, entries: int = 4, cells: int = 1000) -> None:
+        self.ledger = CellLedger(2000)
+        self.dropped: list[int] = []
+        self.cache = StateCache(self.ledger, entries, cells, self.dropped.append)
+
+    def keep(self, client: str, tokens: list[int], sequence: int, key: str = "", maker: object = None) -> None:
+        holding = Holding()
+        self.ledger.grow(holding, len(tokens))
+        kept = self.ledger.keep_whole(holding)
+        self.ledger.release(holding)
+        self.cache.keep(Entry(client, tokens, sequence, kept, {key} if key else set(), maker or object()))
+
+    def found(self, client: str, tokens: list[int]) -> int | None:
+        """Returns the sequence id of the entry that is found."""
+        found = self.cache.find(client, tokens)
+        return found and found[0].id
+
+
+def test_only_a_whole_entry_is_found_and_the_longest_of_them() -> None:
+    kept = KeptState()
+    kept.keep("a", [1] * 20, 1)
+    kept.keep("a", [1] * 37, 2)
+    assert kept.found("a", [1] * 19) is None, "a part of it"
+    assert kept.found("a", [*[1] * 19, 2, 2]) is None, "a part of it"
+    assert kept.found("a", [*[1] * 36, 2]) == 1
+    assert kept.found("a", [1] * 37) == 2
+    assert kept.found("b", [1] * 37) is None
+    assert kept.cache.common("a", [*[1] * 36, 2]) == 32
+    assert kept.cache.common("b", [1] * 37) == 0
+
+
+def test_one_entry_is_kept_for_the_same_tokens() -> None:
+    kept = KeptState()
+    kept.keep("a", [1] * 20, 1)
+    kept.keep("b", [1] * 20, 2)
+    kept.keep("a", [1] * 20, 3)
+    assert kept.dropped == [1]
+    assert kept.ledger.cached == 2 * 20, "an entry's open block counts too"
+    kept.cache.clear()
+    assert kept.ledger.free == 2000
+
+
+def test_longest_entry_of_a_request_is_evicted_first() -> None:
+    kept = KeptState(entries=3)
+    kept.keep("a", [1] * 20, 1, maker=7)
+    kept.keep("a", [2] * 20, 2, maker=8)
+    kept.keep("a", [1] * 50, 3, maker=7)
+    kept.keep("a", [3] * 20, 4)
+    kept.keep("a", [4] * 20, 5)
+    assert kept.dropped == [2, 3]
+    assert kept.found("a", [1] * 60) == 1
+
+
+def test_a_session_has_the_entries_of_its_newest_request() -> None:
+    kept = KeptState(entries=8)
+    kept.keep("a", [1] * 20, 1, "s", maker=1)
+    kept.keep("a", [1] * 30, 2, "s", maker=1)
+    kept.keep("b", [1] * 30, 3, "s", maker=2)
+    assert kept.dropped == []
+    kept.keep("a", [1] * 40, 4, "s", maker=3)
+    assert sorted(kept.dropped) == [1, 2]
+    assert kept.found("a", [1] * 50) == 4
+
+
+def test_more_cells_than_there_may_be_are_given_back() -> None:
+    kept = KeptState(cells=100)
+    for sequence in range(3):
+        kept.keep("a", [sequence] * 40, sequence)
+    assert kept.dropped == [0]
+    assert kept.ledger.cached == 80

@@ -9,6 +9,7 @@ from services.text.engine.messages import Accepted, Submit
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import Refused
 from tests.text.engine.counting import Counting
+from tests.text.engine.prepared import prepared
 
 CONTEXT = 100
 
@@ -29,17 +30,17 @@ class Long(Counting):
 
 
 @pytest.mark.parametrize("size", [CONTEXT * USUAL_BYTES, CONTEXT * 20 - 21])
-def test_what_may_fit_is_tokenized(size: int) -> None:
+def test_prompts_that_may_fit_are_tokenized(size: int) -> None:
     runtime, sent = Long(), []
-    arrival = _prepare(runtime, Submit(1, "a", "x" * size, SamplingParams(max_tokens=1)), sent.append)
+    sequence = prepared(_prepare(runtime, Submit(1, "a", "x" * size, SamplingParams(max_tokens=1)), sent.append))
     assert runtime.tokenized == [size]
-    assert arrival is not None
+    assert sequence is not None
     assert isinstance(sent[0], Accepted)
 
 
-def test_what_cannot_fit_is_refused_with_the_numbers_that_say_so() -> None:
+def test_oversized_load_is_refused_with_the_numbers() -> None:
     runtime, sent = Long(), []
-    assert _prepare(runtime, Submit(1, "a", "x" * (CONTEXT * 20), SamplingParams()), sent.append) is None
+    assert prepared(_prepare(runtime, Submit(1, "a", "x" * (CONTEXT * 20), SamplingParams()), sent.append)) is None
     assert runtime.tokenized == []
     (refused,) = sent
     assert isinstance(refused, Refused)

@@ -88,6 +88,12 @@ def test_a_seed_repeats_and_another_does_not(worker: WorkerSession) -> None:
         assert worker.finish(number).finish == "length"
 
 
+def test_a_seeded_prompt_of_several_steps_is_answered(worker: WorkerSession) -> None:
+    """Steps before the last draw tokens that do not count."""
+    answer = worker.answer(" word" * (STEP + 100) + STORY, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True)
+    assert (answer.tokens, answer.finish) == (8, "length")
+
+
 def test_the_tail_can_be_cut(worker: WorkerSession) -> None:
     likeliest = worker.answer(CAPITAL).text
     cuts = ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6})
@@ -183,7 +189,7 @@ def test_a_lark_grammar(worker: WorkerSession) -> None:
     assert answer.finish == "stop"
 
 
-def test_what_cannot_be_done_is_refused(worker: WorkerSession) -> None:
+def test_unsupported_request_is_refused(worker: WorkerSession) -> None:
     for given, code, words in [
         ({"grammar": "start: ("}, "INVALID_REQUEST", "response_format"),
         ({"logit_bias": ((10**6, 1.0),)}, "INVALID_REQUEST", "49151"),
@@ -220,10 +226,10 @@ def test_a_cancelled_request_gives_everything_back_while_others_go_on(worker: Wo
     assert worker.finish(other).tokens == 16
     counters = worker.idle()
     assert counters.active_cells == 0
-    assert worker.answers[gone].finish is None, "it stopped when it was told"
+    assert worker.answers[gone].finish is None, "it stopped when it was cancelled"
 
 
-def test_a_caller_who_waits_no_longer_is_told_so(worker: WorkerSession) -> None:
+def test_a_caller_who_waits_no_longer_gets_a_timeout(worker: WorkerSession) -> None:
     number = worker.ask(STORY, max_tokens=440, ignore_eos=True, deadline=time.monotonic() + 0.5)
     refused = worker.finish(number).refused
     assert refused is not None

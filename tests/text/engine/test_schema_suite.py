@@ -24,10 +24,10 @@ from services.text.conversation import ChatRequest, Message, OutputFormat
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
-from services.text.limits import check
 from services.text.parsers.dialect import choose
 from tests.byte_tokens import TOKENIZER
 from tests.schema_suite import Case, schema_cases
+from tests.text.checked_request import checked_request
 
 ROOT = Path(__file__).parents[3]
 WALKS = 4  # per schema
@@ -45,13 +45,13 @@ def request(schema: dict[str, Any]) -> ChatRequest:
 
 
 def grammar(schema: dict[str, Any]) -> str:
-    return grammar_of(request(schema), choose("", "llama"), reasoning_open=False)
+    return grammar_of(checked_request(request(schema)), choose("", "llama"), reasoning_open=False)
 
 
 def refusal(case: Case) -> str:
     """Returns the reason for refusing a schema; empty if it is accepted."""
     try:
-        check(request(case.schema))
+        checked_request(request(case.schema))
     except InvalidRequest as error:
         assert error.param == "response_format"
         return error.message
@@ -97,7 +97,7 @@ class Walker:
         """Returns an answer, or None if it reached the token limit."""
         chance = random.Random(seed)  # noqa: S311 (a fixed seed)
         constraint = self._engine.constraint(text)
-        told = b""
+        reported = b""
         for count in range(MAX_TOKENS):
             constraint.fill(self._words.ctypes.data, self._words.nbytes)
             bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: len(self._texts)].astype(bool)
@@ -105,15 +105,15 @@ class Walker:
             closing = bits & self._closing
             wanted = closing if closing.any() and chance.random() < (0.4 if count < 20 else 0.9) else bits
             allowed = np.flatnonzero(wanted)
-            assert len(allowed), f"nothing may follow {told!r}"
+            assert len(allowed), f"nothing may follow {reported!r}"
             token = int(chance.choice(allowed))
             if self._engine.is_end(token):
-                return told.decode()
+                return reported.decode()
             constraint.consume(token)
             assert constraint.fault is None, constraint.fault
-            told += self._texts[token]
+            reported += self._texts[token]
             if constraint.complete:
-                return told.decode()
+                return reported.decode()
         return None
 
 
@@ -128,7 +128,7 @@ def test_the_suite_is_the_one_that_comes_with_the_validator() -> None:
     assert len(SUPPORTED) >= 200
 
 
-def test_what_is_not_supported_is_refused_by_a_word_of_the_schema() -> None:
+def test_unsupported_schema_is_refused_with_its_keyword() -> None:
     for case in CASES:
         if reason := refusal(case):
             assert any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reason) for word in words(case.schema)), (
@@ -142,7 +142,7 @@ def walker(engine: LlamaEngine) -> Walker:
     return Walker(engine)
 
 
-def test_what_is_written_under_a_supported_schema_is_valid_for_it(walker: Walker) -> None:
+def test_output_under_a_supported_schema_is_valid(walker: Walker) -> None:
     ended: Counter[str] = Counter()
     for case in SUPPORTED:
         if UNREADABLE in json.dumps(case.schema).replace("\\\\", "\\"):

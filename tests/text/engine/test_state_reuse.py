@@ -80,7 +80,7 @@ def test_one_token_is_left_to_compute() -> None:
     assert cached(loop, 3, answered(whole, 1)) == len(whole)
 
 
-def test_where_prompts_part_a_state_is_kept_for_those_that_follow() -> None:
+def test_state_is_kept_at_the_point_where_prompts_diverge() -> None:
     loop = states()
     common = prompt(5, WORTH_KEEPING)
     found = [cached(loop, request, common + prompt(request, 40)) for request in (1, 2, 3, 4)]
@@ -89,7 +89,7 @@ def test_where_prompts_part_a_state_is_kept_for_those_that_follow() -> None:
     assert cached(loop, 5, common[:-BLOCK] + prompt(6, 40)) == 0, "nor a part of that"
 
 
-def test_what_many_have_in_common_is_computed_once() -> None:
+def test_common_prefix_is_computed_once() -> None:
     loop = states(sequences=8)
     common = prompt(5, LONG)
     asked = {request: [*common, *prompt(request + 1, 50)] for request in range(8)}
@@ -124,7 +124,7 @@ def test_an_entry_serves_two_that_come_at_the_same_time() -> None:
         assert loop.text[request] == expected(tokens, 5)
 
 
-def test_nobody_waits_for_a_state_of_one_that_has_gone() -> None:
+def test_waits_for_a_removed_model_end() -> None:
     loop = states(batch=64)
     loop.ask(1, prompt(1, LONG))
     loop.turn()
@@ -157,7 +157,7 @@ def test_switched_off_nothing_is_copied() -> None:
     assert len(loop.runtime.steps) == 2 * 5, "and no prompt stops on its way"
 
 
-def test_what_is_larger_than_the_cache_drops_nothing() -> None:
+def test_entry_larger_than_the_cache_evicts_nothing() -> None:
     loop = states(cached=200)
     cached(loop, 1, prompt(1, 60))
     cached(loop, 2, prompt(2, LONG))

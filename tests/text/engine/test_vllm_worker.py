@@ -41,13 +41,13 @@ import services.text.engine.__main__, services.text.engine.runtimes.vllm.loop
 from services.worker.messages import EngineError
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtimes.vllm.model import VllmModel
-told = [int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])]
+reported = [int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])]
 for options in [msgspec.json.decode(each, type=EngineOptions) for each in sys.argv[1:]]:
     try:
         VllmModel(options, print).pace(options)
     except EngineError as error:
-        told.append([error.code, error.message])
-print(msgspec.json.encode(told).decode())
+        reported.append([error.code, error.message])
+print(msgspec.json.encode(reported).decode())
 """
 
 
@@ -75,8 +75,8 @@ def refused(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         check=True,
         timeout=2 * SECONDS,
     )
-    told: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    reported: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return reported
 
 
 @pytest.fixture(scope="module")
@@ -170,4 +170,4 @@ def _needed(options: EngineOptions):
     descriptor = describe(finding.facts("demo"), 1, finding.manifest(tree), demo_safetensors())
     runtime = next(each for each in RUNTIMES if each.name == "vllm")
     settings = load_settings({"ALLM_HOME": os.devnull}).text
-    return TextMemoryEstimate(settings, "cpu", lambda _: options)(descriptor, runtime)
+    return TextMemoryEstimate(settings, lambda *_: options)(descriptor, runtime)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.late import late
-from tests.text.families.parity import Reference, Told, agree, distance
+from tests.text.families.parity import Generated, Reference, agree, distance
 from tests.text.families.torch_session import LIMITS, TOKENS, TorchSession, alone, ends_of, load
 
 torch = late("torch")
@@ -40,9 +40,9 @@ def check_float32(folder: Path, *, packed: bool = False) -> None:
     ends = ends_of(engine)
     for length in LENGTHS:
         asked = prompt(length)
-        told = alone(engine, asked)
-        assert told.tokens == reference.generate(asked, TOKENS, ends), length
-        found = distance(reference, asked, told, ends)
+        generated = alone(engine, asked)
+        assert generated.tokens == reference.generate(asked, TOKENS, ends), length
+        found = distance(reference, asked, generated, ends)
         assert found.largest <= EXACT, (length, found)
 
 
@@ -53,14 +53,14 @@ def check_bfloat16(folder: Path) -> None:
     ours, theirs = 0.0, 0.0
     for length in LENGTHS[-2:]:
         asked = prompt(length)
-        told = alone(engine, asked)
-        found = distance(exact, asked, told, ends)
+        generated = alone(engine, asked)
+        found = distance(exact, asked, generated, ends)
         assert found.largest <= LARGEST, (length, found)
         assert found.typical <= TYPICAL, (length, found)
         assert found.missed <= LARGEST, (length, found)
         ours += found.typical
         theirs += float(
-            (exact.logprobs(asked, told.tokens) - rounded.logprobs(asked, told.tokens)).pow(2).mean().sqrt()
+            (exact.logprobs(asked, generated.tokens) - rounded.logprobs(asked, generated.tokens)).pow(2).mean().sqrt()
         )
     assert ours <= WORSE * theirs, (ours, theirs)
 
@@ -80,9 +80,9 @@ def check_mixed_batch(folder: Path, dtype: str = "float32") -> None:
         assert session.answers[7].cached >= len(common), "taken over from a request that still runs"
         assert session.answers[8].cached >= len(common), "taken over from one that has ended"
     for number, tokens in asked.items():
-        told = session.told(number)
-        _check_alike(told, alone(engine, tokens, **sampled.get(number, {})), dtype, ends)
-        found = distance(reference, tokens, told, ends)
+        generated = session.generated(number)
+        _check_alike(generated, alone(engine, tokens, **sampled.get(number, {})), dtype, ends)
+        found = distance(reference, tokens, generated, ends)
         assert found.largest <= tolerance, (number, found)
         assert number in sampled or found.missed <= tolerance, (number, found)
     _check_all_given_back(session)
@@ -99,7 +99,7 @@ def check_memory_pressure(folder: Path) -> None:
     assert session.counters is not None
     assert session.counters.preempted > 0
     for number, tokens in asked.items():
-        _check_alike(session.told(number), alone(engine, tokens, max_tokens=64), "float32", ends_of(engine))
+        _check_alike(session.generated(number), alone(engine, tokens, max_tokens=64), "float32", ends_of(engine))
     _check_all_given_back(session)
 
 
@@ -142,10 +142,10 @@ def _crowd(session: TorchSession, asked: dict[int, list[int]], sampled: dict[int
     return session
 
 
-def _check_alike(told: Told, other: Told, dtype: str, ends: Sequence[int]) -> None:
+def _check_alike(generated: Generated, other: Generated, dtype: str, ends: Sequence[int]) -> None:
     if dtype == "float32":
-        assert told.tokens == other.tokens
-    agree(told, other, EXACT if dtype == "float32" else LARGEST, ends)
+        assert generated.tokens == other.tokens
+    agree(generated, other, EXACT if dtype == "float32" else LARGEST, ends)
 
 
 def _check_all_given_back(session: TorchSession) -> None:

@@ -22,7 +22,7 @@ transformers = late("transformers")
 
 
 @dataclass(frozen=True)
-class Told:
+class Generated:
     """The runtime's answer: tokens, and the log-probabilities [vocabulary] of each step."""
 
     tokens: list[int]
@@ -74,23 +74,23 @@ class Distance:
     missed: float  # largest gap between the likeliest token and the token taken
 
 
-def distance(reference: Reference, prompt: Sequence[int], told: Told, never: Sequence[int] = ()) -> Distance:
+def distance(reference: Reference, prompt: Sequence[int], generated: Generated, never: Sequence[int] = ()) -> Distance:
     """Returns the distance of an answer whose greedy tokens exclude `never`."""
-    expected = reference.logprobs(prompt, told.tokens)
-    found = torch.tensor([[row[token] for token in range(expected.shape[1])] for row in told.logprobs])
+    expected = reference.logprobs(prompt, generated.tokens)
+    found = torch.tensor([[row[token] for token in range(expected.shape[1])] for row in generated.logprobs])
     off = expected - found
     expected[:, list(never)] = -torch.inf
-    taken = expected.gather(1, torch.tensor(told.tokens)[:, None])[:, 0]
+    taken = expected.gather(1, torch.tensor(generated.tokens)[:, None])[:, 0]
     return Distance(float(off.abs().max()), float(off.pow(2).mean().sqrt()), float((expected.amax(1) - taken).max()))
 
 
-def agree(told: Told, other: Told, tolerance: float, never: Sequence[int] = ()) -> None:
+def agree(generated: Generated, other: Generated, tolerance: float, never: Sequence[int] = ()) -> None:
     """Compares one answer with the same request's answer alone, up to the first token that differs.
 
     A token may differ where `other`'s two likeliest tokens are closer than the tolerance.
     """
-    for step, (token, expected) in enumerate(zip(told.tokens, other.tokens, strict=True)):
-        row, theirs = told.logprobs[step], other.logprobs[step]
+    for step, (token, expected) in enumerate(zip(generated.tokens, other.tokens, strict=True)):
+        row, theirs = generated.logprobs[step], other.logprobs[step]
         off = max(abs(row[each] - theirs[each]) for each in row)
         assert off <= tolerance, f"step {step}: log-probabilities differ by {off}"
         if token != expected:

@@ -35,11 +35,16 @@ _MAMBA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 ALIKE = 0.2  # relative difference between a layer's experts in models written with `alike`
 
 
-def write_model(folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike: bool = False) -> Path:
-    """Writes a whole model in bfloat16. With `alike`, the choice of another expert makes only a small difference."""
+def write_model(
+    folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike: bool = False, device: str = "cpu"
+) -> Path:
+    """Writes a whole model in bfloat16. With `alike`, the choice of another expert makes only a small difference.
+
+    `device` draws the numbers, other ones than another device.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    safetensors_torch.save_file(draw_weights(folder, seed, alike), folder / WHOLE, {"format": "pt"})
+    safetensors_torch.save_file(draw_weights(folder, seed, alike, device), folder / WHOLE, {"format": "pt"})
     write_tokenizer(folder)
     return folder
 
@@ -83,7 +88,7 @@ def write_packed(folder: Path, plain: Path, added: Mapping[str, Any]) -> Path:
     return folder
 
 
-def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor]:
+def draw_weights(folder: Path, seed: int, alike: bool, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Draws weights for the config.json in `folder`, under the names of published checkpoints."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
@@ -92,19 +97,21 @@ def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor
     for name, parameter in model.named_parameters():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        tensor = _draw(name, parameter.shape, seed, alike, transposed=config.model_type == "gpt_oss")
+        tensor = _draw(name, parameter.shape, seed, alike, transposed=config.model_type == "gpt_oss", device=device)
         drawn |= _split_experts(name, tensor) if config.model_type in SPLIT_EXPERTS else {name: tensor}
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            drawn[name] = _draw(name, buffer.shape, seed, alike, transposed=False)
+            drawn[name] = _draw(name, buffer.shape, seed, alike, transposed=False, device=device)
     stem = "backbone." if config.model_type in BACKBONE else "model."
-    return {re.sub(r"^model\.", stem, name): tensor.to(torch.bfloat16).contiguous() for name, tensor in drawn.items()}
+    return {
+        re.sub(r"^model\.", stem, name): tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in drawn.items()
+    }
 
 
-def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool) -> torch.Tensor:
+def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool, device: str) -> torch.Tensor:
     """Draws one parameter, independently of all others. `transposed`: experts are [expert, in, out]."""
-    random = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-    tensor = torch.randn(shape, generator=random)
+    random = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    tensor = torch.randn(shape, generator=random, device=device)
     kind = name.rpartition(".")[2]
     if kind in _MAMBA:
         return _MAMBA[kind](tensor)

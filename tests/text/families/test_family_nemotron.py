@@ -88,13 +88,13 @@ def test_a_state_is_carried_over_from_chunk_to_chunk(engine: SafetensorsEngine, 
     whole = TorchSession(engine, replace(LIMITS, batch_tokens=512, chunk_tokens=512))
     whole.ask(1, asked)
     whole.finish(1)
-    assert session.told(1).tokens == whole.told(1).tokens
-    agree(session.told(1), whole.told(1), EXACT, ends_of(engine))
+    assert session.generated(1).tokens == whole.generated(1).tokens
+    agree(session.generated(1), whole.generated(1), EXACT, ends_of(engine))
 
 
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("turns", [1, 9])
-def test_who_comes_after_a_cancelled_request_finds_no_state(engine: SafetensorsEngine, turns: int, length: int) -> None:
+def test_request_after_a_cancelled_one_finds_no_state(engine: SafetensorsEngine, turns: int, length: int) -> None:
     """The next request gets the same sequence id, the lowest free one, after a cancellation in prefill or decoding."""
     session = TorchSession(engine, replace(LIMITS, cached_cells=0))
     session.ask(1, prompt(150, seed=6))
@@ -103,7 +103,7 @@ def test_who_comes_after_a_cancelled_request_finds_no_state(engine: SafetensorsE
     session.cancel(1)
     session.ask(2, prompt(length, seed=7))
     session.finish(2)
-    assert session.told(2).tokens == alone(engine, prompt(length, seed=7)).tokens
+    assert session.generated(2).tokens == alone(engine, prompt(length, seed=7)).tokens
     assert session.counters is not None
     assert (session.counters.running, session.counters.active_cells) == (0, 0)
 
@@ -127,7 +127,7 @@ def test_settings_show_in_the_answers(hybrid: Path, tmp_path: Path, change: dict
     check_shows(hybrid, write_variant(tmp_path / "other", hybrid, changed(NEMOTRON_H, **change)))
 
 
-def test_what_it_was_published_with_is_not_run(hybrid: Path, tmp_path: Path) -> None:
+def test_published_code_is_not_run(hybrid: Path, tmp_path: Path) -> None:
     other = write_variant(tmp_path / "other", hybrid, NEMOTRON_H)
     for name in ("configuration_nemotron_h.py", "modeling_nemotron_h.py"):
         (other / name).write_text("raise SystemExit('it was run')")
@@ -142,7 +142,7 @@ def test_layers_that_all_recur_need_no_keys(tmp_path: Path) -> None:
     session.ask(1, asked)
     session.ask(2, prompt(70))
     session.finish(1, 2)
-    assert session.told(1).tokens == alone(engine, asked).tokens
+    assert session.generated(1).tokens == alone(engine, asked).tokens
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_layers_that_all_recur_need_no_keys(tmp_path: Path) -> None:
         ({"max_sequences": 10**12}, "OUT_OF_MEMORY", "the recurrent state of 1000000000000 requests"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(hybrid: Path, change: dict[str, int], code: str, named: str) -> None:
+def test_unavailable_items_are_refused_by_name(hybrid: Path, change: dict[str, int], code: str, named: str) -> None:
     with pytest.raises(EngineError) as caught:
         load(hybrid, **change)
     assert caught.value.code == code

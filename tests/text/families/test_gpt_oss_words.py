@@ -12,9 +12,10 @@ from services.text.conversation import ChatRequest, Message, OutputFormat, Tool,
 from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.parsers.dialect import HARMONY, ToolShape, choose
-from services.text.parsers.events import CallArguments, CallStarted, Content, Event, Reasoning
+from services.text.parsers.events import CallArguments, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 from services.text.prompt import ChatTemplate
 from tests.late import late
+from tests.text.checked_request import checked_request
 from tests.text.families.published_words import (
     CALL,
     END,
@@ -88,12 +89,12 @@ def answer(engine: SafetensorsEngine, template: ChatTemplate, asked: ChatRequest
     """Returns the text of an answer under the grammar that the service would build."""
     session = TorchSession(engine)
     prompt = template.render(asked.messages, asked.callable_tools, asked.reasoning_effort)
-    session.ask_text(1, prompt, grammar_of(asked, HARMONY, reasoning_open=False), **params)
+    session.ask_text(1, prompt, grammar_of(checked_request(asked), HARMONY, reasoning_open=False), **params)
     session.finish(1)
     return session.answers[1].text
 
 
-def events(text: str) -> list[Event]:
+def events(text: str) -> list[ParsedEvent]:
     reader = HARMONY.parser([ToolShape(TOOL.name, TOOL.parameters)], reasoning_open=False)
     return [*reader.push(text), *reader.finish()]
 
@@ -105,7 +106,7 @@ def bias(folder: Path, *words: str) -> tuple[tuple[int, float], ...]:
 # --- tokens and template
 
 
-def test_what_ends_a_turn(engine: SafetensorsEngine) -> None:
+def test_end_of_turn_tokens(engine: SafetensorsEngine) -> None:
     assert all(map(engine.is_end, (RETURN, CALL, END_OF_TEXT)))
     assert not engine.is_end(END), "a message ends with it, and another one follows"
     for mark in ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"):
@@ -205,7 +206,7 @@ def test_a_schema_constrains_the_final_channel_only(
     asked = request(output=OutputFormat(kind="json_schema", schema=SCHEMA))
     text = answer(engine, template, asked, logit_bias=bias(folder, "analysis"))
     assert text.startswith("<|channel|>final<|message|>")
-    (content,) = [event for event in events(text) if isinstance(event, Content)]
+    (content,) = [event for event in events(text) if isinstance(event, TextDelta)]
     assert json.loads(content.text) in ({"answer": "yes"}, {"answer": "no"})
 
 
@@ -213,7 +214,7 @@ def test_a_thought_before_it_is_free(engine: SafetensorsEngine, template: ChatTe
     asked = request(output=OutputFormat(kind="json_schema", schema=SCHEMA))
     text = answer(engine, template, asked, logit_bias=bias(folder, "final"), max_tokens=24)
     assert text.startswith("<|channel|>analysis<|message|>")
-    assert {type(event) for event in events(text)} >= {Reasoning}
+    assert {type(event) for event in events(text)} >= {ReasoningDelta}
 
 
 def test_a_call_that_is_asked_for_comes_in_its_channel(

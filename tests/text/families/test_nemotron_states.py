@@ -35,9 +35,9 @@ def engine(hybrid: Path) -> SafetensorsEngine:
 
 def _check(session: TorchSession, request: int, tokens: list[int]) -> None:
     """Checks that the request answers as it does alone, without kept states."""
-    told, other = session.told(request), alone(session.engine, tokens)
-    assert told.tokens == other.tokens
-    agree(told, other, EXACT, ends_of(session.engine))
+    generated, other = session.generated(request), alone(session.engine, tokens)
+    assert generated.tokens == other.tokens
+    agree(generated, other, EXACT, ends_of(session.engine))
 
 
 def test_the_turns_of_a_chat_go_on_from_each_other(engine: SafetensorsEngine) -> None:
@@ -49,7 +49,7 @@ def test_the_turns_of_a_chat_go_on_from_each_other(engine: SafetensorsEngine) ->
         session.finish(turn)
         session.ask(50 + turn, prompt(30, seed=turn), client="b")  # takes the sequence id that computed the state
         session.finish(50 + turn)
-        talk = [*talk, *session.told(turn).tokens, *prompt(5 + turn, seed=turn)]
+        talk = [*talk, *session.generated(turn).tokens, *prompt(5 + turn, seed=turn)]
     assert [session.answers[turn].cached for turn in turns] == [0, *(len(turns[n]) + TOKENS - 1 for n in (1, 2, 3))]
     for turn, tokens in turns.items():
         _check(session, turn, tokens)
@@ -65,7 +65,7 @@ def test_states_taken_over_in_a_crowd_that_comes_and_goes(engine: SafetensorsEng
     session.turn(6)
     session.cancel(90)
     session.finish(1)
-    turn = [*common, *session.told(1).tokens, *prompt(9, seed=5)]
+    turn = [*common, *session.generated(1).tokens, *prompt(9, seed=5)]
     asked |= {5: turn, 6: turn, 7: [*turn, *prompt(70, seed=6)]}
     for request in (5, 6, 7):
         session.ask(request, asked[request])
@@ -121,8 +121,8 @@ def test_a_part_of_a_state_and_other_clients_take_over_nothing(engine: Safetenso
     session = TorchSession(engine, ROOM)
     session.ask(1, prompt(80))
     session.finish(1)
-    parts = {2: [*prompt(80), 9, 9], 3: [*prompt(80)[:79], 9, *session.told(1).tokens, 9]}
-    whole = [*prompt(80), *session.told(1).tokens, 9]
+    parts = {2: [*prompt(80), 9, 9], 3: [*prompt(80)[:79], 9, *session.generated(1).tokens, 9]}
+    whole = [*prompt(80), *session.generated(1).tokens, 9]
     for request, tokens in parts.items():
         session.ask(request, tokens)
     session.ask(5, whole, client="b")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import Counters, EngineOptions, Piece, Stepped
-from services.text.engine.request_loop import Arrival, BatchLimits
+from services.text.engine.request_loop import BatchLimits
 from services.text.engine.sampling import SamplingParams
+from services.text.engine.sequence import Sequence
 from services.worker.messages import Cancel, Refused
 from tests.late import late
-from tests.text.families.parity import Told
+from tests.text.families.parity import Generated
 from tests.text.families.published_configs import VOCABULARY
 
 torch_engine = late("services.text.engine.runtimes.torch.engine")
@@ -62,12 +63,12 @@ class Answer:
         """All text sent so far."""
         return "".join(piece.text for piece in self.pieces)
 
-    def told(self, engine: torch_engine.SafetensorsEngine) -> Told:
+    def generated(self, engine: torch_engine.SafetensorsEngine) -> Generated:
         """Returns tokens and log-probabilities. Both arrive as text, unique per token of the vocabulary."""
         ids = {_text(engine, token): token for token in range(VOCABULARY)}
         steps = [logprob for piece in self.pieces for logprob in piece.logprobs or ()]
         assert len(steps) == self.pieces[-1].completion_tokens
-        return Told(
+        return Generated(
             [ids[step.piece] for step in steps], [{ids[text]: value for text, value in step.top} for step in steps]
         )
 
@@ -85,18 +86,18 @@ class TorchSession:
         self.counters: Counters | None = None
         self.together = 0  # maximum number of requests in one step
 
-    def ask(self, request: int, prompt: Sequence[int], *, client: str = "a", **params: Any) -> None:
+    def ask(self, request: int, prompt: Tokens[int], *, client: str = "a", **params: Any) -> None:
         """Sends a request; by default greedy, up to the token limit, with all log-probabilities."""
         sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True} | params))
         self.answers[request] = Answer()
-        self.inbox.put(Arrival(request, client, list(prompt), sampling, None, VOCABULARY, special=True))
+        self.inbox.put(Sequence(request, client, list(prompt), sampling, None, VOCABULARY, special=True))
 
     def ask_text(self, request: int, prompt: str, grammar: str = "", **params: Any) -> None:
         """Sends a prompt as the service does, and requests the text of control tokens."""
         sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 64} | params))
         constraint = self.engine.constraint(grammar) if grammar else None
         self.answers[request] = Answer()
-        self.inbox.put(Arrival(request, "a", self.engine.tokenize(prompt), sampling, constraint, special=True))
+        self.inbox.put(Sequence(request, "a", self.engine.tokenize(prompt), sampling, constraint, special=True))
 
     def cancel(self, request: int) -> None:
         """Cancels a request."""
@@ -112,9 +113,9 @@ class TorchSession:
         while not all(self.answers[request].done for request in requests):
             self.turn()
 
-    def told(self, request: int) -> Told:
+    def generated(self, request: int) -> Generated:
         """Returns the answer to a request that has ended."""
-        return self.answers[request].told(self.engine)
+        return self.answers[request].generated(self.engine)
 
     def _take(self, message: object) -> None:
         assert not isinstance(message, Refused), message
@@ -125,12 +126,12 @@ class TorchSession:
             self.answers[piece.request].pieces.append(piece)
 
 
-def alone(engine: torch_engine.SafetensorsEngine, prompt: Sequence[int], **params: Any) -> Told:
+def alone(engine: torch_engine.SafetensorsEngine, prompt: Tokens[int], **params: Any) -> Generated:
     """Returns the answer to a request that runs alone."""
     session = TorchSession(engine)
     session.ask(1, prompt, **params)
     session.finish(1)
-    return session.told(1)
+    return session.generated(1)
 
 
 def ends_of(engine: torch_engine.SafetensorsEngine) -> list[int]:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 
 from services.text.parsers.dialect import Dialect
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
-from services.text.parsers.tool_shape import ToolShape
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
+from services.text.parsers.parser import ToolShape
 
 WEATHER = ToolShape(
     "get_weather",
@@ -58,18 +58,18 @@ CALLS = {
         '; {"name": "now", "parameters": {}}',
     ),
 }
-CALLS["hermes-told"] = CALLS["hermes"]
+CALLS["hermes-in-prompt"] = CALLS["hermes"]
 
 
-def merged(events: list[Event]) -> list[Event]:
+def merged(events: list[ParsedEvent]) -> list[ParsedEvent]:
     """Merges consecutive events of the same kind."""
-    found: list[Event] = []
+    found: list[ParsedEvent] = []
     for event in events:
         last = found[-1] if found else None
-        if isinstance(event, Content) and isinstance(last, Content):
-            found[-1] = Content(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            found[-1] = Reasoning(last.text + event.text)
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            found[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + event.text)
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments) and last.index == event.index:
             found[-1] = CallArguments(last.index, last.text + event.text)
         else:
@@ -77,7 +77,7 @@ def merged(events: list[Event]) -> list[Event]:
     return found
 
 
-def read(dialect: Dialect, pieces: list[str], *, reasoning_open: bool = False) -> list[Event]:
+def read(dialect: Dialect, pieces: list[str], *, reasoning_open: bool = False) -> list[ParsedEvent]:
     """Returns the events that a dialect's parser reads from an answer in pieces."""
     parser = dialect.parser(TOOLS, reasoning_open=reasoning_open)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
@@ -85,7 +85,7 @@ def read(dialect: Dialect, pieces: list[str], *, reasoning_open: bool = False) -
     return merged(events)
 
 
-def call(index: int, name: str, arguments: str) -> list[Event]:
+def call(index: int, name: str, arguments: str) -> list[ParsedEvent]:
     """Returns the events of one call."""
     return [CallStarted(index, name), CallArguments(index, arguments), CallEnded(index)]
 

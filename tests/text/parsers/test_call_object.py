@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.text.parsers.dialect import HERMES, NEMOTRON
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, TextDelta
 from tests.case import case
 from tests.text.parsers.answers import TOOLS, call, merged, read, splits
 
@@ -26,7 +26,7 @@ def test_calls_are_read_leniently() -> None:
                 assert read(HERMES, pieces) == call(0, "now", arguments)
 
 
-def test_what_is_no_call_is_content_to_the_letter() -> None:
+def test_text_that_is_not_a_call_is_unchanged_content() -> None:
     for text in [
         "<tool_call>",
         "<tool_call>now()</tool_call>",
@@ -42,35 +42,35 @@ def test_what_is_no_call_is_content_to_the_letter() -> None:
     ]:
         with case(text=text):
             for pieces in splits(text, seed=2, count=10):
-                assert read(HERMES, pieces) == [Content(text)]
+                assert read(HERMES, pieces) == [TextDelta(text)]
 
 
 def test_arguments_that_are_never_closed_end_with_the_markup() -> None:
     text = '<tool_call>{"name": "now", "arguments": {"a": 1</tool_call> Well.'
     for pieces in splits(text, seed=3, count=10):
-        assert read(HERMES, pieces) == [*call(0, "now", '{"a": 1'), Content("Well.")]
+        assert read(HERMES, pieces) == [*call(0, "now", '{"a": 1'), TextDelta("Well.")]
 
 
 def test_a_call_that_breaks_off_behind_its_name_has_no_arguments() -> None:
     assert read(HERMES, ['<tool_call>{"name": "now", "argu']) == [CallStarted(0, "now"), CallEnded(0)]
 
 
-def test_what_is_too_much_behind_a_call_is_content() -> None:
+def test_surplus_text_after_a_call_is_content() -> None:
     text = '<tool_call>{"name": "now", "arguments": {}}}</tool_call>'
     for pieces in splits(text, seed=4, count=10):
-        assert read(HERMES, pieces) == [*call(0, "now", "{}"), Content("}</tool_call>")]
+        assert read(HERMES, pieces) == [*call(0, "now", "{}"), TextDelta("}</tool_call>")]
 
 
 def test_the_rest_of_a_list_that_turns_bad_is_content() -> None:
     bad = ', {"name": "later", "arguments": {}}]</TOOLCALL>'
     text = '<TOOLCALL>[{"name": "now", "arguments": {}}' + bad
     for pieces in splits(text, seed=5, count=10):
-        assert read(NEMOTRON, pieces) == [*call(0, "now", "{}"), Content(bad)]
+        assert read(NEMOTRON, pieces) == [*call(0, "now", "{}"), TextDelta(bad)]
 
 
 def test_a_second_call_inside_one_that_failed_is_found() -> None:
     text = '<tool_call>\n<tool_call>{"name": "now"}</tool_call>'
-    assert read(HERMES, [text]) == [Content("<tool_call>"), *call(0, "now", "{}")]
+    assert read(HERMES, [text]) == [TextDelta("<tool_call>"), *call(0, "now", "{}")]
 
 
 def test_arguments_come_as_they_are_written() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
-from services.text.parsers.tool_shape import ToolShape
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
+from services.text.parsers.parser import ToolShape
 from tests.text.parsers.answers import CALLS, PARIS, TOOLS, call, merged
 
 CALLING = (
@@ -20,7 +20,7 @@ CALLING = (
     dialects.GLM,
     dialects.QWEN_XML,
     dialects.HERMES,
-    dialects.HERMES_TOLD,
+    dialects.HERMES_IN_PROMPT,
     dialects.LLAMA3,
 )
 every_calling_dialect = pytest.mark.parametrize("dialect", CALLING, ids=lambda one: one.name)
@@ -39,7 +39,7 @@ OPENERS = {
     "glm": ("<tool_call>",),
     "qwen-xml": ("<tool_call>", "<function="),
     "hermes": ("<tool_call>",),
-    "hermes-told": ("<tool_call>",),
+    "hermes-in-prompt": ("<tool_call>",),
     "llama3": ("<|python_tag|>",),
 }
 PROSE = 'Some <b>prose</b>, [a list] of <to and "x".'
@@ -47,19 +47,19 @@ PROSE = 'Some <b>prose</b>, [a list] of <to and "x".'
 
 def read(
     dialect: Dialect, text: str, *, cut: bool, pieces: int = 1, is_open: bool = False, tools: tuple = TOOLS
-) -> list[Event]:
+) -> list[ParsedEvent]:
     parser = dialect.parser(tools, reasoning_open=is_open)
     size = max(1, -(-len(text) // pieces))
     events = [event for at in range(0, len(text), size) for event in parser.push(text[at : at + size])]
     return merged(events + parser.finish(cut=cut))
 
 
-def content(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Content))
+def content(events: list[ParsedEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-def reasoning(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Reasoning))
+def reasoning(events: list[ParsedEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ReasoningDelta))
 
 
 def answers(dialect: Dialect) -> list[str]:
@@ -80,33 +80,33 @@ def answers(dialect: Dialect) -> list[str]:
 
 
 @every_calling_dialect
-def test_a_cut_tells_nothing_that_the_whole_answer_does_not_tell(dialect: Dialect) -> None:
+def test_a_cut_emits_nothing_that_the_whole_answer_does_not_emit(dialect: Dialect) -> None:
     for text in answers(dialect):
         whole = read(dialect, text, cut=False)
         started = sum(isinstance(event, CallStarted) for event in whole)
         assert started or PROSE in content(whole)
         for end in range(len(text) + 1):
-            told = read(dialect, text[:end], cut=True)
-            said = content(told).rstrip()
+            parsed = read(dialect, text[:end], cut=True)
+            said = content(parsed).rstrip()
             if not content(whole).startswith(said):
                 # One character is too short to recognise a mark.
                 assert content(whole).startswith(said[:-1].rstrip()), (text[:end], said)
                 assert said[-1] in "<[{", (text[:end], said)
             begun = [mark[:length] for mark in OPENERS[dialect.name] for length in range(2, len(mark) + 1)]
-            assert not content(told).endswith(tuple(begun))
-            assert reasoning(whole).startswith(reasoning(told).removesuffix("<").removesuffix("[").rstrip())
-            names = [event.name for event in told if isinstance(event, CallStarted)]
+            assert not content(parsed).endswith(tuple(begun))
+            assert reasoning(whole).startswith(reasoning(parsed).removesuffix("<").removesuffix("[").rstrip())
+            names = [event.name for event in parsed if isinstance(event, CallStarted)]
             assert names == [event.name for event in whole if isinstance(event, CallStarted)][: len(names)]
-            assert sum(isinstance(event, CallEnded) for event in told) == len(names)
+            assert sum(isinstance(event, CallEnded) for event in parsed) == len(names)
 
 
 @every_calling_dialect
-def test_where_the_cut_answer_was_cut_into_pieces_does_not_matter(dialect: Dialect) -> None:
+def test_chunk_boundaries_of_a_truncated_answer_do_not_matter(dialect: Dialect) -> None:
     for text in answers(dialect):
         for end in range(0, len(text) + 1, 3):
-            told = read(dialect, text[:end], cut=True)
-            assert read(dialect, text[:end], cut=True, pieces=len(text)) == told
-            assert read(dialect, text[:end], cut=True, pieces=3) == told
+            parsed = read(dialect, text[:end], cut=True)
+            assert read(dialect, text[:end], cut=True, pieces=len(text)) == parsed
+            assert read(dialect, text[:end], cut=True, pieces=3) == parsed
 
 
 @every_calling_dialect
@@ -129,15 +129,15 @@ def test_an_answer_that_ended_by_itself_keeps_what_looks_like_a_mark(dialect: Di
 def test_text_that_cannot_become_markup_stays(dialect: Dialect) -> None:
     texts = [PROSE, "3 < 4", "a[", "x <3", "to", "tomorrow", '{"title": "Bo', "1. [link](", "<b", "a <tool box> b"]
     for text in [*texts, '{"na']:
-        told = content(read(dialect, text, cut=True))
+        parsed = content(read(dialect, text, cut=True))
         if dialect is dialects.LLAMA3 and text == '{"na':
-            assert told == ""  # a call begins this way
+            assert parsed == ""  # a call begins this way
         else:
-            assert told == text
+            assert parsed == text
 
 
 @every_dialect
-def test_where_there_are_no_tools_their_marks_are_text(dialect: Dialect) -> None:
+def test_tool_marks_are_text_without_tools(dialect: Dialect) -> None:
     for text in ("See <tool_ca", "See [TOOL_CA", "See <TOOLCA", '{"name": "Bo', '<tool_call>\n{"name": "f'):
         assert content(read(dialect, text, cut=True, tools=())) == text
 
@@ -146,8 +146,8 @@ def test_where_there_are_no_tools_their_marks_are_text(dialect: Dialect) -> None
 def test_an_unknown_tool_is_text_as_soon_as_it_is_one(dialect: Dialect) -> None:
     text = CALLS[dialect.name][0].replace("get_weather", "get_whether")
     end = text.index("get_whe") + len("get_whe")
-    told = content(read(dialect, text[:end], cut=True))
-    assert told == ("" if dialect is dialects.HARMONY else text[:end])
+    parsed = content(read(dialect, text[:end], cut=True))
+    assert parsed == ("" if dialect is dialects.HARMONY else text[:end])
 
 
 @every_calling_dialect
@@ -167,10 +167,10 @@ def test_a_thought_that_was_cut_has_no_mark(dialect: Dialect, is_open: bool) -> 
         opener, closer = ("[THINK]", "[/THINK]") if dialect.name.startswith("mistral") else ("<think>", "</think>")
         text = f"{opener}Hm.{closer}"
     for end in range(2, len(text) + 1):
-        told = read(dialect, text[:end], cut=True, is_open=is_open)
-        assert content(told) == ""
+        parsed = read(dialect, text[:end], cut=True, is_open=is_open)
+        assert content(parsed) == ""
         if end != text.index(closer) + 1:
-            assert "Hm.".startswith(reasoning(told)), text[:end]
+            assert "Hm.".startswith(reasoning(parsed)), text[:end]
 
 
 FRAGMENTS = (
@@ -196,14 +196,14 @@ def test_no_cut_of_any_markup_raises_or_depends_on_its_pieces(dialect: Dialect) 
     for _ in range(300):
         text = "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 10)))
         text = text[: chance.randint(0, len(text))]
-        told = read(dialect, text, cut=True)
-        assert read(dialect, text, cut=True, pieces=len(text) or 1) == told
-        started = [event.index for event in told if isinstance(event, CallStarted)]
+        parsed = read(dialect, text, cut=True)
+        assert read(dialect, text, cut=True, pieces=len(text) or 1) == parsed
+        started = [event.index for event in parsed if isinstance(event, CallStarted)]
         assert started == list(range(len(started)))
-        assert [event.index for event in told if isinstance(event, CallEnded)] == started
+        assert [event.index for event in parsed if isinstance(event, CallEnded)] == started
 
 
-def test_a_call_that_is_whole_when_the_answer_is_cut_is_told() -> None:
+def test_a_call_that_is_whole_when_the_answer_is_cut_is_emitted() -> None:
     text = CALLS["hermes"][0]
     for tail in ("", "\n<too", "\n<tool_call>", '\n<tool_call>\n{"name": "no'):
         assert read(dialects.HERMES, text + tail, cut=True) == call(0, "get_weather", PARIS)

@@ -9,7 +9,7 @@ import pytest
 
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect, choose
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 from services.text.parsers.reader import MAX_HELD
 from tests.byte_tokens import accepts
 from tests.case import case
@@ -23,7 +23,7 @@ ALL = (
     dialects.GLM,
     dialects.QWEN_XML,
     dialects.HERMES,
-    dialects.HERMES_TOLD,
+    dialects.HERMES_IN_PROMPT,
     dialects.LLAMA3,
     dialects.PLAIN,
 )
@@ -53,7 +53,7 @@ def two_calls(dialect: Dialect) -> str:
 
 
 @every_calling_dialect
-def test_a_call_is_told_however_it_is_cut(dialect: Dialect) -> None:
+def test_a_call_is_emitted_however_it_is_cut(dialect: Dialect) -> None:
     for pieces in splits(one_call(dialect), seed=1):
         assert read(dialect, pieces) == call(0, "get_weather", PARIS)
 
@@ -68,23 +68,23 @@ def test_several_calls_are_numbered(dialect: Dialect) -> None:
 def test_text_is_content_to_the_letter(dialect: Dialect) -> None:
     text = ' Hi <b>there</b>,\n\n [1, {"a": 2}] <tool, <|x|> [TOOL]  \n'
     for pieces in splits(text, seed=3):
-        assert read(dialect, pieces) == [Content(text)]
+        assert read(dialect, pieces) == [TextDelta(text)]
 
 
 @every_dialect
-def test_text_is_told_as_soon_as_it_is_certain(dialect: Dialect) -> None:
+def test_text_is_emitted_as_soon_as_it_is_certain(dialect: Dialect) -> None:
     parser = dialect.parser(TOOLS, reasoning_open=False)
-    assert merged(parser.push("Hello")) == [Content("Hello")]
-    assert merged(parser.push(" you")) == [Content(" you")]
+    assert merged(parser.push("Hello")) == [TextDelta("Hello")]
+    assert merged(parser.push(" you")) == [TextDelta(" you")]
 
 
 @every_marking_dialect
 def test_text_in_front_of_a_call_loses_the_space_around_it(dialect: Dialect) -> None:
     for pieces in splits(f"One moment.\n\n{one_call(dialect)}\n\n Done. ", seed=4, count=10):
         assert read(dialect, pieces) == [
-            Content("One moment."),
+            TextDelta("One moment."),
             *call(0, "get_weather", PARIS),
-            Content("Done. "),
+            TextDelta("Done. "),
         ]
 
 
@@ -92,11 +92,11 @@ def test_text_in_front_of_a_call_loses_the_space_around_it(dialect: Dialect) -> 
 def test_a_call_of_an_unknown_tool_is_content_to_the_letter(dialect: Dialect) -> None:
     text = one_call(dialect).replace("get_weather", "get_whether")
     for pieces in splits(text, seed=5):
-        assert read(dialect, pieces) == [Content(text)]
+        assert read(dialect, pieces) == [TextDelta(text)]
 
 
 @every_calling_dialect
-def test_the_name_is_told_before_the_arguments_come(dialect: Dialect) -> None:
+def test_the_name_is_emitted_before_the_arguments_come(dialect: Dialect) -> None:
     text = one_call(dialect)
     parser = dialect.parser(TOOLS, reasoning_open=False)
     at = text.index("Paris")
@@ -110,14 +110,14 @@ def test_an_answer_that_breaks_off_loses_nothing_and_raises_nothing(dialect: Dia
     text = one_call(dialect)
     for end in range(len(text)):
         events = read(dialect, [text[:end]])
-        calls = [event for event in events if not isinstance(event, Content)]
+        calls = [event for event in events if not isinstance(event, TextDelta)]
         if calls:
             assert calls[0] == CallStarted(0, "get_weather")
             assert calls[-1] == CallEnded(0)
-            told = "".join(event.text for event in calls if isinstance(event, CallArguments))
-            assert PARIS.startswith(told) or dialect in (dialects.GLM, dialects.QWEN_XML)
+            emitted = "".join(event.text for event in calls if isinstance(event, CallArguments))
+            assert PARIS.startswith(emitted) or dialect in (dialects.GLM, dialects.QWEN_XML)
         else:
-            assert merged(events) == ([Content(text[:end])] if end else [])
+            assert merged(events) == ([TextDelta(text[:end])] if end else [])
 
 
 FRAGMENTS = (
@@ -145,7 +145,7 @@ def test_any_markup_is_read_the_same_however_it_is_cut(dialect: Dialect) -> None
             assert read(dialect, pieces, reasoning_open=is_open) == whole
 
 
-def check_order(events: list[Event]) -> None:
+def check_order(events: list[ParsedEvent]) -> None:
     """Checks that calls are numbered from 0 and that nothing interrupts a call."""
     open_call: int | None = None
     calls = 0
@@ -165,20 +165,20 @@ def check_order(events: list[Event]) -> None:
 
 
 @every_dialect
-def test_what_is_held_back_is_limited(dialect: Dialect) -> None:
+def test_held_text_is_limited(dialect: Dialect) -> None:
     """Markup that never becomes a call is emitted as text before the answer ends."""
     for opener in ("<tool_call>", "[TOOL_CALLS]", "<TOOLCALL>[", "<|python_tag|>", "<|channel|>", "<|start|>", ""):
         text = opener + '{"arguments": {"a": "' + "x" * 2 * MAX_HELD
         parser = dialect.parser(TOOLS, reasoning_open=False)
-        told = "".join(
+        emitted = "".join(
             event.text
             for at in range(0, len(text), 1000)
             for event in parser.push(text[at : at + 1000])
-            if isinstance(event, Content)
+            if isinstance(event, TextDelta)
         )
-        assert text.startswith(told)
-        assert len(told) > MAX_HELD
-        assert read(dialect, [text]) == [Content(text)]
+        assert text.startswith(emitted)
+        assert len(emitted) > MAX_HELD
+        assert read(dialect, [text]) == [TextDelta(text)]
 
 
 @every_dialect
@@ -200,7 +200,7 @@ def test_thoughts_in_front_are_reasoning(dialect: Dialect) -> None:
         text = f"{'' if is_open else opener}\nHm, <b>.\n\nSo. \n{closer}\n\nHello <think> you"
         for pieces in splits(text, seed=6, count=10):
             found = read(dialect, pieces, reasoning_open=is_open)
-            assert found == [Reasoning("Hm, <b>.\n\nSo."), Content("Hello <think> you")]
+            assert found == [ReasoningDelta("Hm, <b>.\n\nSo."), TextDelta("Hello <think> you")]
 
 
 @every_calling_dialect
@@ -210,7 +210,7 @@ def test_a_call_may_follow_a_thought(dialect: Dialect) -> None:
     else:
         text = f"<think>Hm.</think>\n\n{one_call(dialect)}"
     for pieces in splits(text, seed=7, count=10):
-        assert read(dialect, pieces) == [Reasoning("Hm."), *call(0, "get_weather", PARIS)]
+        assert read(dialect, pieces) == [ReasoningDelta("Hm."), *call(0, "get_weather", PARIS)]
 
 
 # --- grammars
@@ -252,7 +252,7 @@ def test_the_grammar_of_calls_allows_nothing_else(dialect: Dialect) -> None:
 
 
 @every_calling_dialect
-def test_where_calls_are_free_text_is_too_but_calls_must_be_right(dialect: Dialect) -> None:
+def test_optional_calls_allow_text_but_must_be_valid(dialect: Dialect) -> None:
     text = "<|channel|>final<|message|>Hello, <b>you</b>." if dialect is dialects.HARMONY else "Hello, <b>you</b>."
     for parallel in (True, False):
         grammar = dialect.call_grammar(TOOLS, required=False, parallel=parallel)
@@ -280,7 +280,7 @@ def written(dialect: Dialect, arguments: dict[str, object]) -> str:
 
 
 @every_calling_dialect
-def test_what_the_grammar_allows_is_read_as_exactly_that_call(dialect: Dialect) -> None:
+def test_output_of_the_grammar_is_parsed_as_the_same_call(dialect: Dialect) -> None:
     grammar = dialect.call_grammar(TOOLS, required=True, parallel=False)
     chance = random.Random(f"{dialect.name}-arguments")  # noqa: S311 (a fixed seed)
     for _ in range(40):
@@ -292,10 +292,10 @@ def test_what_the_grammar_allows_is_read_as_exactly_that_call(dialect: Dialect) 
             arguments["tags"] = chance.choice([[], ["a"], ["<b>", "]"]])
         text = written(dialect, arguments)
         assert accepts(grammar, text), text
-        (started, told, ended) = read(dialect, [text])
+        (started, emitted, ended) = read(dialect, [text])
         assert (started, ended) == (CallStarted(0, "get_weather"), CallEnded(0))
-        assert isinstance(told, CallArguments)
-        assert json.loads(told.text) == arguments
+        assert isinstance(emitted, CallArguments)
+        assert json.loads(emitted.text) == arguments
 
 
 @every_calling_dialect
@@ -309,22 +309,22 @@ def test_a_tool_without_arguments_takes_none(dialect: Dialect) -> None:
 
 def test_a_plain_model_has_no_calls() -> None:
     assert dialects.PLAIN.call_grammar([WEATHER], required=True, parallel=True) == ""
-    assert read(dialects.PLAIN, ["<tool_call>", '{"name": "now"}']) == [Content('<tool_call>{"name": "now"}')]
+    assert read(dialects.PLAIN, ["<tool_call>", '{"name": "now"}']) == [TextDelta('<tool_call>{"name": "now"}')]
 
 
 # --- choice of dialect
 
 
-def test_the_template_tells_the_dialect() -> None:
+def test_the_template_determines_the_dialect() -> None:
     for template, expected in [
-        ("", dialects.HERMES_TOLD),
-        ("{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}", dialects.HERMES_TOLD),
+        ("", dialects.HERMES_IN_PROMPT),
+        ("{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}", dialects.HERMES_IN_PROMPT),
         ("{{ raise_exception('System role not supported') }}", dialects.PLAIN),
         ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args>}\\n</tool_call>', dialects.HERMES),
         ('{{- "<tool_call>\n" }}\n{{- \'{"name": <function-name>', dialects.HERMES),
-        ('within <tool_call></tool_call>: <tool_calls>[{"name": <function>}]</tool_calls>', dialects.HERMES_TOLD),
+        ('within <tool_call></tool_call>: <tool_calls>[{"name": <function>}]</tool_calls>', dialects.HERMES_IN_PROMPT),
         ("'<tool_call>\\n<function=' + name + '>\\n<parameter='", dialects.QWEN_XML),
-        ("<seed:tool_call>\\n<function=f>\\n<parameter=p>", dialects.HERMES_TOLD),
+        ("<seed:tool_call>\\n<function=f>\\n<parameter=p>", dialects.HERMES_IN_PROMPT),
         ("<tool_call>{function-name}\n<arg_key>{arg-key}</arg_key>", dialects.GLM),
         ("'<TOOLCALL>[' ~ calls", dialects.NEMOTRON),
         ("'[TOOL_CALLS][' + calls", dialects.MISTRAL_LIST),
@@ -336,7 +336,7 @@ def test_the_template_tells_the_dialect() -> None:
             assert choose(template, "llama") is expected
 
 
-def test_gpt_oss_speaks_harmony_whatever_its_template() -> None:
+def test_gpt_oss_uses_harmony_with_any_template() -> None:
     assert choose("", "gpt-oss") is dialects.HARMONY
 
 

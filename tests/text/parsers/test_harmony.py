@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.text.parsers.dialect import HARMONY
-from services.text.parsers.events import Content, Reasoning
+from services.text.parsers.events import ReasoningDelta, TextDelta
 from tests.case import case
 from tests.text.parsers.answers import call, read, splits
 
@@ -31,16 +31,16 @@ def test_a_recipient_may_stand_anywhere_in_the_header() -> None:
                 assert read(HARMONY, pieces) == CALL
 
 
-def test_channels_are_told_apart() -> None:
+def test_channels_are_separated() -> None:
     text = (
         f"{THOUGHT}<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
         f"<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json{BODY}"
     )
     for pieces in splits(text, seed=2, count=10):
-        assert read(HARMONY, pieces) == [Reasoning("Hm."), Content("One moment."), *CALL]
+        assert read(HARMONY, pieces) == [ReasoningDelta("Hm."), TextDelta("One moment."), *CALL]
     text = f"{THOUGHT}<|start|>assistant<|channel|>final <|constrain|>json<|message|>{{}} "
     for pieces in splits(text, seed=3, count=10):
-        assert read(HARMONY, pieces) == [Reasoning("Hm."), Content("{} ")]
+        assert read(HARMONY, pieces) == [ReasoningDelta("Hm."), TextDelta("{} ")]
 
 
 def test_malformed_headers_are_no_trouble() -> None:
@@ -63,16 +63,16 @@ def test_malformed_headers_are_no_trouble() -> None:
             for pieces in splits(text, seed=4, count=10):
                 assert read(HARMONY, pieces) == found
             if content is not None:
-                assert found == [Content(content)]
+                assert found == [TextDelta(content)]
             else:
-                assert "".join(event.text for event in found if isinstance(event, Content)) != ""
+                assert "".join(event.text for event in found if isinstance(event, TextDelta)) != ""
 
 
 def test_a_call_of_a_tool_that_is_not_ours_is_content_to_the_letter() -> None:
     text = "<|channel|>commentary to=browser.open <|constrain|>json<|message|>{}<|call|>"
-    assert read(HARMONY, [text]) == [Content(text)]
+    assert read(HARMONY, [text]) == [TextDelta(text)]
 
 
 def test_a_thought_that_the_prompt_began_goes_on() -> None:
     text = "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
-    assert read(HARMONY, list(text), reasoning_open=True) == [Reasoning("Hm."), Content("Yes.")]
+    assert read(HARMONY, list(text), reasoning_open=True) == [ReasoningDelta("Hm."), TextDelta("Yes.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.text.parsers.dialect import LLAMA3
-from services.text.parsers.events import Content
+from services.text.parsers.events import TextDelta
 from tests.case import case
 from tests.text.parsers.answers import call, read, splits
 
@@ -26,20 +26,20 @@ def test_calls_may_stand_in_a_row() -> None:
 
 
 def test_in_the_midst_of_text_only_the_tag_begins_a_call() -> None:
-    assert read(LLAMA3, list(f"Look: {NOW}")) == [Content(f"Look: {NOW}")]
-    assert read(LLAMA3, list(f"Look:\n<|python_tag|>{NOW}")) == [Content("Look:"), *call(0, "now", "{}")]
+    assert read(LLAMA3, list(f"Look: {NOW}")) == [TextDelta(f"Look: {NOW}")]
+    assert read(LLAMA3, list(f"Look:\n<|python_tag|>{NOW}")) == [TextDelta("Look:"), *call(0, "now", "{}")]
 
 
 @pytest.mark.parametrize("text", ['{"name": "Ann", "age": 3}', '{"a": 1}', "{", '<|python_tag|>now.call(a="b")', " {}"])
 def test_other_json_is_content_to_the_letter(text: str) -> None:
     for pieces in splits(text, seed=3, count=10):
-        assert read(LLAMA3, pieces) == [Content(text)]
+        assert read(LLAMA3, pieces) == [TextDelta(text)]
 
 
-def test_json_that_is_no_call_is_told_at_its_first_key() -> None:
+def test_json_that_is_no_call_is_emitted_at_its_first_key() -> None:
     assert LLAMA3.parser([], reasoning_open=False).push('{"answer": ') != []
 
 
-def test_what_follows_a_call_is_content() -> None:
+def test_text_after_a_call_is_content() -> None:
     for pieces in splits(f"{NOW}\n\nDone; yes.", seed=4, count=10):
-        assert read(LLAMA3, pieces) == [*call(0, "now", "{}"), Content("Done; yes.")]
+        assert read(LLAMA3, pieces) == [*call(0, "now", "{}"), TextDelta("Done; yes.")]

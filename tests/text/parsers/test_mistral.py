@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.text.parsers.dialect import MISTRAL
-from services.text.parsers.events import CallEnded, CallStarted, Content
+from services.text.parsers.events import CallEnded, CallStarted, TextDelta
 from tests.case import case
 from tests.text.parsers.answers import call, read, splits
 
@@ -25,9 +25,9 @@ def test_all_forms_are_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["[TOOL_CALLS]", "[TOOL_CALLS][1]", "[TOOL_CALLS]later[ARGS]{}", "[ARGS]{}"])
-def test_what_is_no_call_is_content_to_the_letter(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged_content(text: str) -> None:
     for pieces in splits(text, seed=2, count=10):
-        assert read(MISTRAL, pieces) == [Content(text)]
+        assert read(MISTRAL, pieces) == [TextDelta(text)]
 
 
 def test_a_name_without_arguments_is_a_call_that_broke_off() -> None:

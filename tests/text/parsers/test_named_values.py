@@ -7,10 +7,10 @@ import json
 import pytest
 
 from services.text.parsers.dialect import GLM, QWEN_XML, Dialect
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, TextDelta
 from services.text.parsers.named_values import as_json
+from services.text.parsers.parser import ToolShape
 from services.text.parsers.schema_types import ANY
-from services.text.parsers.tool_shape import ToolShape
 from tests.case import case
 from tests.text.parsers.answers import merged
 
@@ -53,7 +53,7 @@ def test_values_become_json() -> None:
             assert as_json(text, frozenset(allowed)) == expected
 
 
-def read(dialect: Dialect, text: str, cut: int) -> list[Event]:
+def read(dialect: Dialect, text: str, cut: int) -> list[ParsedEvent]:
     parser = dialect.parser([ToolShape("f", SCHEMA)], reasoning_open=False)
     return merged([*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()])
 
@@ -99,10 +99,10 @@ def test_arguments_follow_the_schema_under_any_split(dialect: Dialect, text: str
         "other": {"a": 1},
     }
     for cut in range(len(text) + 1):
-        started, told, ended = read(dialect, text, cut)
+        started, emitted, ended = read(dialect, text, cut)
         assert (started, ended) == (CallStarted(0, "f"), CallEnded(0))
-        assert isinstance(told, CallArguments)
-        assert json.loads(told.text) == expected
+        assert isinstance(emitted, CallArguments)
+        assert json.loads(emitted.text) == expected
 
 
 def test_texts_of_strings_come_as_they_are_written() -> None:
@@ -129,4 +129,4 @@ def test_tags_may_be_missing() -> None:
         with case(text=text, arguments=arguments, rest=rest):
             for cut in range(len(text) + 1):
                 expected = [CallStarted(0, "f"), CallArguments(0, arguments), CallEnded(0)]
-                assert read(QWEN_XML, text, cut) == expected + ([Content(rest)] if rest else [])
+                assert read(QWEN_XML, text, cut) == expected + ([TextDelta(rest)] if rest else [])

@@ -42,7 +42,7 @@ def test_schemas_that_never_end_are_left_alone() -> None:
     assert types({"$ref": "#/$defs/d0"}, {"$defs": wide}) == ANY
 
 
-def test_what_is_required_is_a_property() -> None:
+def test_required_names_are_properties() -> None:
     schema = {"properties": {"a": {"type": "null"}}, "required": ["b", "a", 3]}
     assert properties(schema) == {"a": {"type": "null"}, "b": {}}
     assert required(schema) == ("b", "a")

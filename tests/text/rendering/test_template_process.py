@@ -61,22 +61,22 @@ async def test_a_prompt_is_what_the_template_makes_of_the_conversation() -> None
     assert not renderers()
 
 
-async def test_the_template_s_own_words_are_told() -> None:
+async def test_the_template_s_own_words_are_quoted() -> None:
     async with prepared("{{ raise_exception('no tools') if tools else raise_exception('nothing') }}") as template:
         assert await refused(template) == "the model's chat template refuses the conversation: nothing"
         assert not template.thinks
     async with prepared("{{ '\\ud800' }}") as template:
-        assert "no text" in await refused(template)
+        assert "not text" in await refused(template)
 
 
-async def test_what_is_no_template_is_the_model_s_fault() -> None:
+async def test_invalid_template_is_an_error_of_the_model() -> None:
     with pytest.raises(ModelInvalid, match="does not compile"):
         async with prepared("{% if %}"):
             pass
     assert not renderers()
 
 
-async def test_what_needs_a_library_of_jinja_s_finds_it_though_nothing_can_be_opened() -> None:
+async def test_jinja_libraries_are_available_in_the_sandbox() -> None:
     async with prepared("{{ lipsum(n=1) }}{{ messages|pprint }}{{ strftime_now('%Y %Z') }}") as template:
         assert await template.render(TURNS)
 
@@ -102,7 +102,7 @@ async def test_a_template_that_never_ends_is_ended_and_the_next_conversation_is_
         assert source != ENDLESS or renderers() != [before]
 
 
-async def test_the_service_goes_on_meanwhile_and_who_gives_up_disturbs_nobody() -> None:
+async def test_service_continues_meanwhile_and_a_cancelled_caller_disturbs_no_other() -> None:
     async with prepared(f"{{% if messages|length > 1 %}}{ENDLESS}{{% endif %}}fine") as template:
         hostile = asyncio.create_task(template.render(TURNS))
         gone = asyncio.create_task(template.render(TURNS[:1]))
@@ -121,22 +121,22 @@ async def test_the_service_goes_on_meanwhile_and_who_gives_up_disturbs_nobody() 
 async def test_no_more_wait_than_are_allowed() -> None:
     async with prepared("fine", queue=2) as template:
         asked = [asyncio.create_task(template.render(TURNS)) for _ in range(5)]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-    assert [answer for answer in told if isinstance(answer, str)] == ["fine", "fine"]
-    assert all(isinstance(answer, Overloaded) for answer in told if not isinstance(answer, str))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, str)] == ["fine", "fine"]
+    assert all(isinstance(answer, Overloaded) for answer in answers if not isinstance(answer, str))
 
 
-async def test_who_waits_while_the_model_ends_is_told_to_ask_again() -> None:
+async def test_who_waits_while_the_model_ends_is_asked_to_retry() -> None:
     async with prepared("fine") as template:
         asked = [asyncio.create_task(template.render(TURNS)) for _ in range(3)]
         await asyncio.sleep(0)
         await template.close()
         for each in asked:
-            with pytest.raises(ModelNotReady, match="ask again"):
+            with pytest.raises(ModelNotReady, match="try again"):
                 await each
 
 
-async def test_who_gives_up_while_the_model_ends_is_told_nothing() -> None:
+async def test_who_gives_up_while_the_model_ends_gets_no_answer() -> None:
     async with prepared("fine") as template:
         asked = asyncio.create_task(template.render(TURNS))
         await asyncio.sleep(0)

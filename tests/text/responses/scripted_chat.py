@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from services.errors import AllmError, ContextLengthExceeded
+from services.models.store import StoredModel
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.engine.messages import Piece
@@ -19,11 +20,24 @@ from services.text.loaded import Answer
 from services.text.parsers import hermes
 from services.text.parsers.dialect import ToolShape
 from services.text.responses.item import Item, MessageItem, Part
-from services.text.responses.response import Asked, ResponseRequest
+from services.text.responses.response import ResponseRequest, ResponseSettings
 from services.text.running_answer import Choice
+from tests.text.checked_request import checked_request
 
 MODEL = "m"
 PROMPT_TOKENS = 7
+
+
+class ScriptedModels:
+    """The one registered model."""
+
+    id = MODEL
+
+    async def find(self, name: str) -> ScriptedModels:
+        return self
+
+    async def servable_id(self, name: str) -> str:
+        return MODEL
 
 
 @dataclass
@@ -39,18 +53,15 @@ class ScriptedChat:
     stopped: int = 0  # answers abandoned before their end
     running: int = 0
 
-    async def model_id(self, name: str) -> str:
-        return MODEL
-
-    async def servable_id(self, name: str) -> str:
-        return MODEL
-
-    async def count(self, request: ChatRequest, client: str) -> int:
+    async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         self.asked.append(request)
         return PROMPT_TOKENS
 
+    async def checked(self, request: ChatRequest) -> ChatRequest:
+        return checked_request(request)
+
     @asynccontextmanager
-    async def complete(self, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
+    async def complete(self, stored: StoredModel, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
         self.asked.append(request)
         answer = Answer()
         answer.prompt_tokens = PROMPT_TOKENS
@@ -90,4 +101,6 @@ def request(*items: Item | str, **asked: Any) -> ResponseRequest:
     """Returns a request for a response."""
     given = tuple(said(item) if isinstance(item, str) else item for item in items or ("Hi",))
     sampling = SamplingParams(max_tokens=asked.pop("max_tokens", None))
-    return ResponseRequest(model=MODEL, input=given, asked=msgspec.structs.replace(Asked(sampling=sampling), **asked))
+    return ResponseRequest(
+        model=MODEL, input=given, settings=msgspec.structs.replace(ResponseSettings(sampling=sampling), **asked)
+    )

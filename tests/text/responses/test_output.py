@@ -6,16 +6,16 @@ import random
 from collections.abc import Sequence
 
 from services.text.engine.messages import TokenLogprob
+from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
 from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone
 from services.text.responses.item import FunctionCallItem, Item, MessageItem, ReasoningItem
 from services.text.responses.output import Output
-from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, TextDelta
 from tests.case import case
 
 STOP, LENGTH = Finished("stop"), Finished("length")
 
 
-def told(*events: ChoiceEvent) -> tuple[list[Event], list[Item]]:
+def output_of(*events: AnswerEvent) -> tuple[list[Event], list[Item]]:
     output = Output()
     found = [event for one in events for event in output.take(one)]
     return found, output.items
@@ -35,7 +35,7 @@ def text_of(item: Item) -> str:
 
 
 def test_text_is_a_message() -> None:
-    events, items = told(TextDelta("Hel"), TextDelta("lo"), STOP)
+    events, items = output_of(TextDelta("Hel"), TextDelta("lo"), STOP)
     assert shape(events) == ["ItemAdded", "PartAdded", "Delta", "Delta", "DeltaDone", "PartDone", "ItemDone"]
     (item,) = items
     assert isinstance(item, MessageItem)
@@ -43,13 +43,17 @@ def test_text_is_a_message() -> None:
 
 
 def test_thoughts_come_before_the_message() -> None:
-    _, items = told(ReasoningDelta("hm"), TextDelta("\n\n"), TextDelta("yes"), STOP)
+    _, items = output_of(ReasoningDelta("hm"), TextDelta("\n\n"), TextDelta("yes"), STOP)
     assert [(type(item), text_of(item)) for item in items] == [(ReasoningItem, "hm"), (MessageItem, "\n\nyes")]
 
 
 def test_calls_are_items_of_their_own() -> None:
-    events, items = told(
-        CallBegun(0, "call_1", "f"), CallDelta(0, '{"a"'), CallDelta(0, ":1}"), CallBegun(1, "call_2", "g"), STOP
+    events, items = output_of(
+        CallStarted(0, "f", "call_1"),
+        CallArguments(0, '{"a"'),
+        CallArguments(0, ":1}"),
+        CallStarted(1, "g", "call_2"),
+        STOP,
     )
     assert shape(events)[:5] == ["ItemAdded", "Delta", "Delta", "DeltaDone", "ItemDone"]
     first, second = items
@@ -61,37 +65,39 @@ def test_calls_are_items_of_their_own() -> None:
 
 
 def test_white_space_around_calls_is_no_message() -> None:
-    _, items = told(
-        TextDelta(" \n"), CallBegun(0, "c", "f"), CallDelta(0, "{}"), TextDelta("\n"), Finished("tool_calls")
+    _, items = output_of(
+        TextDelta(" \n"), CallStarted(0, "f", "c"), CallArguments(0, "{}"), TextDelta("\n"), Finished("tool_calls")
     )
     assert [type(item) for item in items] == [FunctionCallItem]
 
 
 def test_logprobs_go_with_their_text_and_those_of_calls_nowhere() -> None:
     token = TokenLogprob(b"a", -0.5, [])
-    events, (item,) = told(TextDelta("a", (token,)), STOP)
+    events, (item,) = output_of(TextDelta("a", (token,)), STOP)
     assert [event.logprobs for event in events if isinstance(event, Delta)] == [(token,)]
     assert isinstance(item, MessageItem)
     assert item.content[0].logprobs == (token,)
-    _, items = told(CallBegun(0, "c", "f"), CallDelta(0, "{}"), TextDelta("", (token,)), Finished("tool_calls"))
+    _, items = output_of(
+        CallStarted(0, "f", "c"), CallArguments(0, "{}"), TextDelta("", (token,)), Finished("tool_calls")
+    )
     assert [type(item) for item in items] == [FunctionCallItem]
 
 
 def test_an_answer_without_anything_is_an_empty_message() -> None:
-    events, (item,) = told(STOP)
+    events, (item,) = output_of(STOP)
     assert text_of(item) == ""
     assert shape(events) == ["ItemAdded", "PartAdded", "DeltaDone", "PartDone", "ItemDone"]
 
 
-def test_what_is_cut_off_is_incomplete() -> None:
-    _, items = told(ReasoningDelta("hm"), TextDelta("ye"), LENGTH)
+def test_truncated_answer_is_incomplete() -> None:
+    _, items = output_of(ReasoningDelta("hm"), TextDelta("ye"), LENGTH)
     assert [item.status for item in items] == ["completed", "incomplete"]
-    _, items = told(ReasoningDelta("hm"), LENGTH)
+    _, items = output_of(ReasoningDelta("hm"), LENGTH)
     assert [(type(item), item.status) for item in items] == [(ReasoningItem, "incomplete")]
 
 
-def answer(chance: random.Random) -> list[ChoiceEvent]:
-    events: list[ChoiceEvent] = []
+def answer(chance: random.Random) -> list[AnswerEvent]:
+    events: list[AnswerEvent] = []
     calls = 0
     for _ in range(chance.randint(0, 12)):
         kind = chance.choice(["text", "space", "reasoning", "call"])
@@ -102,8 +108,8 @@ def answer(chance: random.Random) -> list[ChoiceEvent]:
         elif kind == "reasoning":
             events.append(ReasoningDelta(chance.choice(["x", "y "])))
         else:
-            events.append(CallBegun(calls, f"call_{calls}", "f"))
-            events += [CallDelta(calls, piece) for piece in ("{", "}")]
+            events.append(CallStarted(calls, "f", f"call_{calls}"))
+            events += [CallArguments(calls, piece) for piece in ("{", "}")]
             calls += 1
     return [*events, chance.choice([STOP, LENGTH])]
 
@@ -112,7 +118,7 @@ def test_the_events_of_any_answer_agree_with_its_items() -> None:
     for seed in range(300):
         with case(seed=seed):
             asked = answer(random.Random(seed))  # noqa: S311 (no secret)
-            events, items = told(*asked)
+            events, items = output_of(*asked)
             assert [event.item for event in events if isinstance(event, ItemDone)] == items
             for index, item in enumerate(items):
                 own = [event for event in events if getattr(event, "index", None) == index]

@@ -14,15 +14,15 @@ import msgspec
 import pytest
 
 from services.errors import Internal, StoreUnavailable
-from services.settings.setting_reader import SettingError
+from services.settings.setting import SettingError
 from services.text.responses import background, redis_store
 from services.text.responses.event import Delta, Progress
 from services.text.responses.redis_store import RedisResponseStore
-from services.text.responses.response import Asked, Response
+from services.text.responses.response import Response, ResponseSettings
 from services.text.responses.responses import Responses
 from services.text.responses.store import DAY, STALE_SECONDS
 from tests.redis_server import PASSWORD, RedisServer
-from tests.text.responses.scripted_chat import ScriptedChat, request, said
+from tests.text.responses.scripted_chat import ScriptedChat, ScriptedModels, request, said
 
 ANN = "ann"
 
@@ -58,15 +58,15 @@ def chat() -> ScriptedChat:
 
 @pytest.fixture
 async def responses(chat: ScriptedChat, server: RedisServer) -> AsyncIterator[Responses]:
-    found = Responses(chat, RedisResponseStore(server.url, 30))  # type: ignore[arg-type]
+    found = Responses(ScriptedModels(), chat, RedisResponseStore(server.url, 30))  # type: ignore[arg-type]
     yield found
     await found.close()
 
 
 def response(response_id: str, created: float, status: Any = "completed", **asked: Any) -> Response:
     output = (said("out", "assistant", f"{response_id}_out"),) if status == "completed" else ()
-    settings = Asked(**{"store": True, "background": status != "completed", **asked})
-    return Response(id=response_id, model="m", created=created, asked=settings, status=status, output=output)
+    settings = ResponseSettings(**{"store": True, "background": status != "completed", **asked})
+    return Response(id=response_id, model="m", created=created, settings=settings, status=status, output=output)
 
 
 def now(server: RedisServer) -> float:
@@ -129,7 +129,7 @@ async def swept(store: RedisResponseStore) -> bool:
     return True
 
 
-async def test_heartbeats_are_told_by_the_clock_of_redis(store: RedisResponseStore, empty_redis: RedisServer) -> None:
+async def test_heartbeats_follow_the_clock_of_redis(store: RedisResponseStore, empty_redis: RedisServer) -> None:
     """The clock of Redis decides, so wrong clocks of hosts do not make a running response fail."""
     late = RedisResponseStore(empty_redis.url, 30, lambda: now(empty_redis) + STALE_SECONDS + 1)
     await store.add_background(ANN, response("resp_1", now(empty_redis), "queued"), (said("in"),), "runner")
@@ -149,7 +149,12 @@ async def test_one_that_is_away_is_said_to_be_and_is_used_again(
     await fragile.add_background(ANN, response("resp_2", created, "queued"), (said("in"),), "runner")
     server.kill()
     with caplog.at_level(logging.DEBUG):
-        for act in (fragile.check(), fragile.get(ANN, "resp_1"), fragile.beat("runner", ["resp_2"]), fragile.sweep()):
+        for act in (
+            fragile.check(ANN),
+            fragile.get(ANN, "resp_1"),
+            fragile.beat("runner", ["resp_2"]),
+            fragile.sweep(),
+        ):
             with pytest.raises(StoreUnavailable, match=r"ALLM_REDIS_URL.*cannot be reached") as caught:
                 await act
             assert (caught.value.http_status, caught.value.code) == (503, "INTERNAL")
@@ -176,7 +181,7 @@ async def test_one_that_comes_back_gives_replicas_time_to_say_that_they_are_aliv
 async def test_one_that_hangs_is_given_up(
     fragile: RedisResponseStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fragile.check()
+    await fragile.check(ANN)
     monkeypatch.setattr(redis_store, "CALL_SECONDS", 0.3)
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -185,7 +190,7 @@ async def test_one_that_hangs_is_given_up(
     finally:
         os.kill(server.pid, signal.SIGCONT)
     monkeypatch.undo()
-    await fragile.check()
+    await fragile.check(ANN)
 
 
 async def test_one_that_is_full_says_so(fragile: RedisResponseStore, server: RedisServer) -> None:
@@ -197,10 +202,10 @@ async def test_one_that_is_full_says_so(fragile: RedisResponseStore, server: Red
         await fragile.add(ANN, response("resp_2", now(server)), (said("x" * 2_000_000),))
 
 
-async def test_a_wrong_password_is_named_and_not_told(empty_redis: RedisServer) -> None:
+async def test_a_wrong_password_is_named_and_not_shown(empty_redis: RedisServer) -> None:
     store = RedisResponseStore(empty_redis.url.replace("s3cr", "0ther"), 30)
     with pytest.raises(StoreUnavailable, match="the user or the password") as caught:
-        await store.check()
+        await store.check(ANN)
     await store.close()
     assert "0ther" not in str(caught.value)
 
@@ -214,7 +219,7 @@ def test_an_option_that_is_unknown_stops_the_start() -> None:
 # --- the core over it
 
 
-async def test_what_need_not_be_kept_is_answered_all_the_same(
+async def test_requests_without_storage_are_still_answered(
     responses: Responses, chat: ScriptedChat, server: RedisServer
 ) -> None:
     async def whole(**asked: Any) -> Response:
@@ -250,7 +255,7 @@ async def test_one_that_goes_away_meanwhile_is_no_reason_to_make_it_twice(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_is_made_in_the_background_waits_for_it(
+async def test_background_response_waits_for_redis(
     responses: Responses, chat: ScriptedChat, server: RedisServer, streamed: bool
 ) -> None:
     chat.gate = asyncio.Event()
@@ -278,9 +283,9 @@ async def test_what_is_made_in_the_background_waits_for_it(
     found = await until(final)
     assert found.status == "completed"
     if streamed:
-        told = [one async for batch in responses.follow(queued.id, ANN) for one in batch]
-        assert [number for number, _ in told] == list(range(len(told)))
-        assert "".join(event.text for _, event in told if isinstance(event, Delta)) == "Hello"
+        followed = [one async for batch in responses.follow(queued.id, ANN) for one in batch]
+        assert [number for number, _ in followed] == list(range(len(followed)))
+        assert "".join(event.text for _, event in followed if isinstance(event, Delta)) == "Hello"
 
 
 async def test_but_not_for_ever(

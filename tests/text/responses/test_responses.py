@@ -23,7 +23,7 @@ from services.text.responses.event import Delta, Event, Progress
 from services.text.responses.item import FunctionCallItem, ItemReference, MessageItem
 from services.text.responses.response import Response
 from services.text.responses.responses import Responses
-from tests.text.responses.scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, request, said
+from tests.text.responses.scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, ScriptedModels, request, said
 from tests.text.responses.store_clock import OpenStore
 
 ANN = "ann"
@@ -36,7 +36,7 @@ def chat() -> ScriptedChat:
 
 @pytest.fixture
 async def responses(chat: ScriptedChat, open_store: OpenStore) -> AsyncIterator[Responses]:
-    found = Responses(chat, await open_store())  # type: ignore[arg-type]
+    found = Responses(ScriptedModels(), chat, await open_store())  # type: ignore[arg-type]
     yield found
     await found.close()
 
@@ -44,7 +44,7 @@ async def responses(chat: ScriptedChat, open_store: OpenStore) -> AsyncIterator[
 @pytest.fixture
 async def another(chat: ScriptedChat, open_store: OpenStore, responses: Responses) -> AsyncIterator[Responses]:
     """Responses of another replica."""
-    found = Responses(chat, await open_store())  # type: ignore[arg-type]
+    found = Responses(ScriptedModels(), chat, await open_store())  # type: ignore[arg-type]
     yield found
     await found.close()
 
@@ -57,7 +57,7 @@ def clock() -> Callable[[], float]:
 
 @pytest.fixture
 async def forgetful(chat: ScriptedChat) -> AsyncIterator[Responses]:
-    found = Responses(chat, None)  # type: ignore[arg-type]
+    found = Responses(ScriptedModels(), chat, None)  # type: ignore[arg-type]
     yield found
     await found.close()
 
@@ -111,7 +111,7 @@ async def test_the_events_of_a_response(responses: Responses) -> None:
     assert "".join(event.text for event in events if isinstance(event, Delta)) == "Hello"
 
 
-async def test_a_response_is_kept_before_its_end_is_told(responses: Responses) -> None:
+async def test_a_response_is_kept_before_its_end_is_sent(responses: Responses) -> None:
     async with responses.run(request(), ANN) as run:
         async for batch in run.events():
             for event in batch:
@@ -135,7 +135,7 @@ async def test_a_call_is_an_item(responses: Responses, chat: ScriptedChat) -> No
     assert (item.name, item.arguments) == ("f", '{"a": 1}')
 
 
-async def test_what_goes_wrong_later_is_told_as_an_event_and_kept(responses: Responses, chat: ScriptedChat) -> None:
+async def test_what_goes_wrong_later_is_sent_as_an_event_and_kept(responses: Responses, chat: ScriptedChat) -> None:
     chat.error = Timeout("too slow")
     events = await events_of(responses)
     assert steps(events) == ["created", "in_progress", "failed"]
@@ -148,7 +148,7 @@ async def test_what_goes_wrong_later_is_told_as_an_event_and_kept(responses: Res
         await whole(responses)
 
 
-async def test_what_goes_wrong_first_is_raised(responses: Responses, chat: ScriptedChat) -> None:
+async def test_first_error_is_raised(responses: Responses, chat: ScriptedChat) -> None:
     chat.fits = 0
     with pytest.raises(ContextLengthExceeded):
         await events_of(responses)
@@ -197,12 +197,12 @@ async def test_a_conversation_goes_on_without_the_instructions(responses: Respon
 async def test_a_session_has_a_name_in_the_cache(responses: Responses, chat: ScriptedChat) -> None:
     response = await whole(responses, prompt_cache_key="session")
     assert chat.asked[-1].cache_key == "session"
-    assert (await responses.get(response.id, ANN)).asked.prompt_cache_key == "session"
+    assert (await responses.get(response.id, ANN)).settings.prompt_cache_key == "session"
     await whole(responses, previous_response_id=response.id)
     assert chat.asked[-1].cache_key == "", "it is not taken over"
 
 
-async def test_it_goes_on_for_nobody_else(responses: Responses) -> None:
+async def test_continuation_is_limited_to_its_client(responses: Responses) -> None:
     first = await whole(responses)
     with pytest.raises(ResponseNotFound) as caught:
         await whole(responses, previous_response_id=first.id, client="bob")
@@ -220,7 +220,7 @@ async def test_an_item_can_be_named(responses: Responses, chat: ScriptedChat) ->
 
 async def test_nothing_said_is_refused(responses: Responses) -> None:
     nothing = request()
-    nothing = type(nothing)(model=MODEL, input=(), asked=nothing.asked)
+    nothing = type(nothing)(model=MODEL, input=(), settings=nothing.settings)
     with pytest.raises(InvalidRequest) as caught:
         async with responses.run(nothing, ANN):
             pass
@@ -274,14 +274,14 @@ async def test_counting(responses: Responses, chat: ScriptedChat) -> None:
 
 async def test_not_keeping_one(responses: Responses) -> None:
     response = await whole(responses, store=False)
-    assert response.asked.store is False
+    assert response.settings.store is False
     with pytest.raises(ResponseNotFound):
         await responses.get(response.id, ANN)
 
 
 async def test_a_server_that_keeps_nothing(forgetful: Responses) -> None:
     response = await whole(forgetful)
-    assert response.asked.store is False
+    assert response.settings.store is False
     for asked in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
         with pytest.raises(Unsupported, match="ALLM_STORE") as caught:
             await whole(forgetful, **asked)
@@ -357,7 +357,7 @@ async def test_one_that_cannot_even_begin(responses: Responses, chat: ScriptedCh
 
 async def test_a_service_that_stops_says_so(chat: ScriptedChat, open_store: OpenStore, responses: Responses) -> None:
     chat.gate = asyncio.Event()
-    leaving = Responses(chat, await open_store())  # type: ignore[arg-type]
+    leaving = Responses(ScriptedModels(), chat, await open_store())  # type: ignore[arg-type]
     queued = await leaving.start(request(background=True), ANN)
     await until(lambda: chat.running)
     await leaving.close()
@@ -370,19 +370,19 @@ async def test_a_service_that_stops_says_so(chat: ScriptedChat, open_store: Open
 async def test_it_can_be_followed_from_anywhere(responses: Responses, another: Responses, chat: ScriptedChat) -> None:
     chat.gate = asyncio.Event()
     queued = await responses.start(request(background=True, streamed=True), ANN)
-    told: list[tuple[int, Event]] = []
+    followed: list[tuple[int, Event]] = []
     async for batch in another.follow(queued.id, ANN):
-        told += batch
-        if any(isinstance(event, Delta) for _, event in told):
+        followed += batch
+        if any(isinstance(event, Delta) for _, event in followed):
             chat.gate.set()
-    assert [number for number, _ in told] == list(range(len(told)))
-    assert steps([event for _, event in told]) == ["created", "queued", "in_progress", "completed"]
-    last = told[-1][1]
+    assert [number for number, _ in followed] == list(range(len(followed)))
+    assert steps([event for _, event in followed]) == ["created", "queued", "in_progress", "completed"]
+    last = followed[-1][1]
     assert isinstance(last, Progress)
     assert last.response == await another.get(queued.id, ANN)
     again = [one async for batch in responses.follow(queued.id, ANN, 3) for one in batch]
-    assert again == told[4:]
-    assert [batch async for batch in responses.follow(queued.id, ANN, told[-1][0])] == []
+    assert again == followed[4:]
+    assert [batch async for batch in responses.follow(queued.id, ANN, followed[-1][0])] == []
 
 
 async def test_following_ends_when_it_is_cancelled(responses: Responses, chat: ScriptedChat) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from services.storage.sqlite_file import DatabaseUnusable
-from services.text.responses.response import Asked, Response
+from services.text.responses.response import Response, ResponseSettings
+from services.text.responses.rows import encode
 from services.text.responses.sqlite_store import SqliteResponseStore
 from tests.text.responses.scripted_chat import said
 from tests.text.responses.store_clock import START, Clock
@@ -21,14 +22,20 @@ def path(tmp_path: Path) -> Path:
 
 def response() -> Response:
     output = (said("out", "assistant", "resp_1_out"),)
-    return Response(id="resp_1", model="m", created=START, asked=Asked(store=True), status="completed", output=output)
+    return Response(
+        id="resp_1", model="m", created=START, settings=ResponseSettings(store=True), status="completed", output=output
+    )
 
 
 def given() -> tuple[object, ...]:
     return (said("in", "user", "msg_in"),)
 
 
-async def test_what_is_deleted_leaves_no_items(path: Path, clock: Clock) -> None:
+def test_settings_are_stored_under_the_name_that_older_versions_read() -> None:
+    assert b'"asked":{"instructions"' in encode(response())
+
+
+async def test_deleted_response_leaves_no_items(path: Path, clock: Clock) -> None:
     store = await SqliteResponseStore.open(path, 30, clock)
     await store.add("ann", response(), given())
     await store.delete("ann", "resp_1")
@@ -68,7 +75,7 @@ async def test_a_file_of_something_else_is_left_alone(path: Path, statement: str
     assert path.read_bytes() == before  # noqa: ASYNC240
 
 
-async def test_a_damaged_file_is_told(path: Path) -> None:
+async def test_a_damaged_file_is_reported(path: Path) -> None:
     path.write_bytes(b"nonsense" * 1000)  # noqa: ASYNC240
     with pytest.raises(DatabaseUnusable, match="cannot be read"):
         await SqliteResponseStore.open(path, 30)

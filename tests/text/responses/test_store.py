@@ -15,7 +15,7 @@ from services.text.engine.messages import TokenLogprob
 from services.text.responses import store as limits
 from services.text.responses.event import Delta
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, MessageItem, Part, ReasoningItem
-from services.text.responses.response import Asked, Response
+from services.text.responses.response import Response, ResponseSettings
 from services.text.responses.store import DAY, MAX_BACKGROUND, STALE_SECONDS, ResponseStore
 from tests.text.responses.scripted_chat import said
 from tests.text.responses.store_clock import START, Clock, OpenStore
@@ -23,15 +23,26 @@ from tests.text.responses.store_clock import START, Clock, OpenStore
 
 def response(response_id: str = "resp_1", status: Any = "completed", **asked: Any) -> Response:
     output = (said("out", "assistant", f"{response_id}_out"),) if status == "completed" else ()
-    settings = Asked(**{"store": True, "background": status != "completed", **asked})
-    return Response(id=response_id, model="m", created=START, asked=settings, status=status, output=output)
+    settings = ResponseSettings(**{"store": True, "background": status != "completed", **asked})
+    return Response(id=response_id, model="m", created=START, settings=settings, status=status, output=output)
 
 
 def given(text: str = "in", item_id: str = "msg_in") -> tuple[MessageItem, ...]:
     return (said(text, "user", item_id),)
 
 
-async def test_what_is_kept_comes_back_as_it_was(store: ResponseStore) -> None:
+async def test_a_client_with_all_its_bytes_stores_no_more_until_it_deletes_some(store: Any) -> None:
+    await store.add("ann", response(), given("x" * 5000))
+    store._most_bytes = 5000
+    with pytest.raises(InvalidRequest, match="ALLM_STORE_BYTES") as caught:
+        await store.check("ann")
+    assert caught.value.param == "store"
+    await store.check("ben")
+    await store.delete("ann", "resp_1")
+    await store.check("ann")
+
+
+async def test_stored_response_is_read_back_unchanged(store: ResponseStore) -> None:
     items = (
         ReasoningItem(id="rs_1", text="hm", summary=("s",)),
         FunctionCallItem(id="fc_1", call_id="call_1", name="f", arguments="{}"),
@@ -43,7 +54,7 @@ async def test_what_is_kept_comes_back_as_it_was(store: ResponseStore) -> None:
             status="incomplete",
         ),
     )
-    asked = Asked(
+    asked = ResponseSettings(
         store=True,
         tools=(Tool(name="f", parameters={"type": "object", "b": 1, "a": 2}),),
         tool_choice=ToolChoice(mode="required", names=frozenset({"f"})),
@@ -51,15 +62,15 @@ async def test_what_is_kept_comes_back_as_it_was(store: ResponseStore) -> None:
         metadata={"k": "v"},
     )
     usage = Usage(prompt_tokens=1, cached_tokens=2, completion_tokens=3)
-    kept = msgspec.structs.replace(response(), asked=asked, output=items, usage=usage, completed=START)
+    kept = msgspec.structs.replace(response(), settings=asked, output=items, usage=usage, completed=START)
     await store.add("ann", kept, items)
     assert await store.get("ann", kept.id) == kept
     assert await store.input_items("ann", kept.id) == items
     found = await store.get("ann", kept.id)
-    assert list(found.asked.output.schema or {}) == ["z", "a"], "the order of keys is kept"
+    assert list(found.settings.output.schema or {}) == ["z", "a"], "the order of keys is kept"
 
 
-async def test_others_cannot_tell_that_it_is_there(store: ResponseStore) -> None:
+async def test_others_cannot_see_that_it_exists(store: ResponseStore) -> None:
     await store.add("ann", response(), given())
     everything: tuple[Callable[[str], Any], ...] = (
         lambda client: store.get(client, "resp_1"),
@@ -77,7 +88,7 @@ async def test_others_cannot_tell_that_it_is_there(store: ResponseStore) -> None
     assert await store.item("ann", "msg_in") == given()[0]
 
 
-async def test_what_is_deleted_is_gone_with_all_its_items(store: ResponseStore) -> None:
+async def test_deleted_response_is_gone_with_all_its_items(store: ResponseStore) -> None:
     await store.add("ann", response(), given())
     await store.delete("ann", "resp_1")
     with pytest.raises(ResponseNotFound):
@@ -150,7 +161,7 @@ async def test_a_conversation_is_everything_up_to_there_oldest_first(store: Resp
 async def test_a_conversation_with_a_gap_is_refused_naming_it(store: ResponseStore) -> None:
     await chain(store, 3)
     await store.delete("ann", "resp_1")
-    with pytest.raises(ResponseNotFound, match=r"resp_1.*no longer there") as caught:
+    with pytest.raises(ResponseNotFound, match=r"resp_1.*no longer exists") as caught:
         await store.conversation("ann", "resp_2")
     assert caught.value.param == "previous_response_id"
 
@@ -167,7 +178,7 @@ async def test_conversations_have_bounds(store: ResponseStore, monkeypatch: pyte
         await store.conversation("ann", "resp_0")
 
 
-async def test_what_has_not_ended_cannot_be_continued(store: ResponseStore) -> None:
+async def test_unfinished_response_cannot_be_continued(store: ResponseStore) -> None:
     await store.add_background("ann", response(status="queued"), given(), "runner")
     with pytest.raises(InvalidRequest, match="queued") as caught:
         await store.conversation("ann", "resp_1")
@@ -188,7 +199,7 @@ async def test_another_replica_can_cancel(store: ResponseStore, other: ResponseS
     assert (await other.cancel("ann", "resp_1")).status == "cancelled", "twice is once"
 
 
-async def test_what_has_ended_stays_as_it_is(store: ResponseStore, other: ResponseStore) -> None:
+async def test_ended_response_does_not_change(store: ResponseStore, other: ResponseStore) -> None:
     queued = response(status="queued")
     await store.add_background("ann", queued, given(), "runner")
     done = msgspec.structs.replace(queued, status="completed", output=(said("x", "assistant"),))
@@ -203,7 +214,7 @@ async def test_only_what_is_in_the_background_can_be_cancelled(store: ResponseSt
         await store.cancel("ann", "resp_1")
 
 
-async def test_what_a_dead_replica_made_has_failed(store: ResponseStore, other: ResponseStore, clock: Clock) -> None:
+async def test_response_of_a_dead_replica_has_failed(store: ResponseStore, other: ResponseStore, clock: Clock) -> None:
     await store.add_background("ann", response(status="queued"), given(), "runner")
     clock.now += STALE_SECONDS
     assert (await other.get("ann", "resp_1")).status == "queued"
@@ -229,15 +240,15 @@ async def test_a_client_has_so_many_places_in_the_background(store: ResponseStor
 async def test_events_are_kept_in_order(store: ResponseStore, other: ResponseStore) -> None:
     running = response(status="in_progress", streamed=True)
     await store.add_background("ann", running, given(), "runner")
-    told = [Delta(0, "text", "msg", f"{number}") for number in range(7)]
-    await store.advance(running, told[:3], 0)
-    await store.advance(running, told[3:], 3)
-    assert await other.events("ann", "resp_1", -1, 100) == list(enumerate(told))
-    assert await other.events("ann", "resp_1", 2, 2) == [(3, told[3]), (4, told[4])]
+    deltas = [Delta(0, "text", "msg", f"{number}") for number in range(7)]
+    await store.advance(running, deltas[:3], 0)
+    await store.advance(running, deltas[3:], 3)
+    assert await other.events("ann", "resp_1", -1, 100) == list(enumerate(deltas))
+    assert await other.events("ann", "resp_1", 2, 2) == [(3, deltas[3]), (4, deltas[4])]
     assert await other.events("ann", "resp_1", 6, 2) == []
 
 
-async def test_what_its_maker_does_not_name_any_more_is_nobodys(store: ResponseStore, clock: Clock) -> None:
+async def test_response_unnamed_by_its_runner_is_orphaned(store: ResponseStore, clock: Clock) -> None:
     for number in (1, 2):
         await store.add_background("ann", response(f"resp_{number}", "queued"), given(), "runner")
     clock.now += STALE_SECONDS + 1
@@ -250,12 +261,12 @@ async def test_what_its_maker_does_not_name_any_more_is_nobodys(store: ResponseS
 async def test_writing_twice_is_writing_once(store: ResponseStore) -> None:
     """After a broken connection, the client cannot know whether the write was done, so it repeats it."""
     running = response(status="in_progress", streamed=True)
-    told = [Delta(0, "text", "msg", f"{number}") for number in range(4)]
+    deltas = [Delta(0, "text", "msg", f"{number}") for number in range(4)]
     await store.add_background("ann", running, given(), "runner")
     for _ in range(2):
-        assert await store.advance(running, told[:2], 0)
-    assert await store.advance(running, told, 0)
-    assert await store.events("ann", "resp_1", -1, 100) == list(enumerate(told))
+        assert await store.advance(running, deltas[:2], 0)
+    assert await store.advance(running, deltas, 0)
+    assert await store.events("ann", "resp_1", -1, 100) == list(enumerate(deltas))
 
 
 async def test_the_latest_response_says_what_an_item_is(store: ResponseStore) -> None:
@@ -276,7 +287,7 @@ async def test_names_that_look_like_others_are_kept_apart(store: ResponseStore) 
     assert await store.item("", "c") is None
 
 
-async def test_places_that_nobody_can_mean_hold_nothing(store: ResponseStore) -> None:
+async def test_impossible_places_hold_no_memory(store: ResponseStore) -> None:
     running = response(status="in_progress", streamed=True)
     await store.add_background("ann", running, given(), "runner")
     await store.advance(running, [Delta(0, "text", "msg", "x")], 0)
@@ -314,7 +325,7 @@ async def test_only_one_of_many_takes_the_last_place(open_store: OpenStore) -> N
     await asyncio.gather(*(one.close() for one in stores))
 
 
-async def test_it_ends_once_whoever_ends_it(store: ResponseStore, other: ResponseStore) -> None:
+async def test_it_ends_once_even_if_two_end_it(store: ResponseStore, other: ResponseStore) -> None:
     """The runner and a cancelling caller race: one of them wins, and both see the same result."""
     for number in range(20):
         running = response(f"resp_{number}", "in_progress")

@@ -26,7 +26,7 @@ def thought(text: str, *summary: str) -> ReasoningItem:
     return ReasoningItem(id="rs_1", text=text, summary=summary)
 
 
-def test_what_is_said_becomes_messages() -> None:
+def test_input_becomes_messages() -> None:
     items = (said("a"), said("b", "assistant"), said("c", "developer"))
     assert messages_of(items, None) == (
         Message(role="user", content="a"),

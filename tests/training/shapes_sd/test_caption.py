@@ -34,7 +34,7 @@ def test_the_plain_form(scene: Scene, caption: str) -> None:
     assert worded_caption(scene, numpy.random.default_rng(1), PLAINLY).replace("grey", "gray") == caption
 
 
-def test_what_is_not_said_is_not_in_the_caption() -> None:
+def test_missing_attributes_are_not_in_the_caption() -> None:
     rng = numpy.random.default_rng(2)
     for _ in range(200):
         caption = worded_caption(Scene(colour="red"), rng, reading.WORDING)

@@ -51,7 +51,7 @@ def test_any_text_becomes_tokens_of_the_vocabulary(words_to_tokens: transformers
 
 
 @pytest.mark.parametrize("text", STRANGE[:5])
-def test_what_is_not_known_is_spelt_and_not_lost(words_to_tokens: transformers.CLIPTokenizer, text: str) -> None:
+def test_unknown_tokens_are_spelt_and_not_lost(words_to_tokens: transformers.CLIPTokenizer, text: str) -> None:
     ids = words_to_tokens(text, add_special_tokens=False).input_ids
     assert words_to_tokens.unk_token_id not in ids
     spelt = words_to_tokens.decode(ids).replace(" ", "")

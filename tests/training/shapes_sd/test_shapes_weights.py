@@ -93,8 +93,10 @@ def test_the_prompts_are_as_many_as_promised() -> None:
 
 
 @pytest.mark.slow
-def test_of_100_prompts_95_have_the_colours_and_80_the_shape_too(pipeline: diffusers.StableDiffusionPipeline) -> None:
+def test_at_least_95_of_100_images_have_the_colours_and_80_the_shape(
+    pipeline: diffusers.StableDiffusionPipeline,
+) -> None:
     outcomes = evaluation.evaluate(pipeline, evaluation.prompts(), FEW_STEPS)
-    told = evaluation.summary(outcomes)
-    assert sum(each.verdict.colours_right(each.scene) for each in outcomes) >= 95, told
-    assert sum(each.verdict.right(each.scene) for each in outcomes) >= 80, told
+    reported = evaluation.summary(outcomes)
+    assert sum(each.verdict.colours_right(each.scene) for each in outcomes) >= 95, reported
+    assert sum(each.verdict.right(each.scene) for each in outcomes) >= 80, reported

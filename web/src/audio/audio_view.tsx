@@ -20,7 +20,7 @@ export function AudioView() {
     <div class="split">
       <aside aria-label="Settings">
         <ModelPicker capability="transcription" modality={Modality.AUDIO} value={wanted.value} onPick={(id) => (wanted.value = id)} />
-        <TextField label="Language" value={language.value} onText={(text) => (language.value = text)} placeholder="found by the model" hint="Such as en or German" />
+        <TextField label="Language" value={language.value} onText={(text) => (language.value = text)} placeholder="auto-detect" hint="For example en or German" />
       </aside>
       <section class="page" aria-label="Transcription">
         <h1 class="hidden">Audio</h1>
@@ -28,17 +28,17 @@ export function AudioView() {
           <div class="row sources">
             <DropZone label="Drop a recording here, or choose one" accept="audio/*,video/mp4,video/webm,.flac,.opus,.m4a" onFile={(file) => void transcribe(file, model, language.value.trim())} />
             {busy
-              ? <button type="button" class="primary" onClick={stop}>{shown.state === "listening" ? "Stop listening" : "Stop"}</button>
-              : <button type="button" onClick={() => void dictate(model, language.value.trim())}>Use the microphone</button>}
+              ? <button type="button" class="primary" onClick={stop}>{shown.state === "listening" ? "Stop recording" : "Stop"}</button>
+              : <button type="button" onClick={() => void dictate(model, language.value.trim())}>Use microphone</button>}
           </div>
         )}
         {shown
           ? <TranscriptView shown={shown} />
           : (
-            <Empty title={model ? "What was said?" : "No speech model is ready"}>
+            <Empty title={model ? "Transcribe speech" : "No speech model is ready"}>
               {model
-                ? <p>wav, mp3, m4a, ogg, opus, flac and webm are read. The text appears while it is heard, and goes nowhere but to this server.</p>
-                : <p>Register one under <a href="#/models">Models</a>, format Whisper.</p>}
+                ? <p>Supported formats: wav, mp3, m4a, ogg, opus, flac and webm. The text appears during the transcription. The audio is sent only to this server.</p>
+                : <p>Register one under <a href="#/models">Models</a>, with the format Whisper.</p>}
             </Empty>
           )}
       </section>

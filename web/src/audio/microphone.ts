@@ -12,14 +12,14 @@ export interface Microphone {
 /** Records and passes the samples to `take`, a tenth of a second at a time. Raises a Failure. */
 export async function listen(take: (samples: Float32Array) => void): Promise<Microphone> {
   if (!navigator.mediaDevices) {
-    throw new Failure("refused", "The browser lets pages hear only on https or on localhost. Open this page that way, or drop a file");
+    throw new Failure("refused", "Browsers allow the microphone only on https and localhost. Open this page at such an address, or drop a file");
   }
   let sound: MediaStream;
   try {
     sound = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: true } });
   } catch (error) {
     const missing = error instanceof DOMException && error.name === "NotFoundError";
-    throw new Failure("refused", missing ? "There is no microphone here. Drop a file instead" : "The browser does not let this page hear. Allow the microphone beside the address, and try again");
+    throw new Failure("refused", missing ? "No microphone was found. Drop a file instead" : "The browser blocks the microphone for this page. Allow it in the address bar, and try again");
   }
   const context = new AudioContext({ sampleRate: RATE });
   const module = document.querySelector<HTMLMetaElement>('meta[name="recorder"]')!.content;

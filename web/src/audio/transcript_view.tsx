@@ -1,4 +1,4 @@
-// A transcript beside its sound: the word that is heard is marked, and a click on a word goes there.
+// A transcript with its player: the current word is highlighted, and a click on a word jumps to it.
 
 import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -22,13 +22,13 @@ export function TranscriptView({ shown }: { shown: Transcription }) {
     <article class="card transcript" aria-busy={shown.state === "running" || shown.state === "listening"} aria-label="Transcript">
       <h2>{shown.name}</h2>
       <p class="hint" role="status">{about(shown)}</p>
-      {shown.source && <audio ref={player} controls src={shown.source} aria-label={`Sound of ${shown.name}`} />}
+      {shown.source && <audio ref={player} controls src={shown.source} aria-label={`Audio of ${shown.name}`} />}
       <div class="phrases">
         {shown.phrases.map((phrase, at) => <PhraseView key={at} phrase={phrase} now={now} go={go} playable={Boolean(shown.source)} />)}
-        {shown.partial && <p class="partial" aria-live="polite"><span class="hidden">So far: </span>{shown.partial}</p>}
+        {shown.partial && <p class="partial" aria-live="polite"><span class="hidden">Partial text: </span>{shown.partial}</p>}
       </div>
       {shown.failure && <FailureNote failure={shown.failure} />}
-      {shown.state === "done" && shown.phrases.length === 0 && <p class="note">Nobody speaks in it, as far as the model can tell.</p>}
+      {shown.state === "done" && shown.phrases.length === 0 && <p class="note">The model found no speech in this recording.</p>}
       {shown.phrases.length > 0 && shown.state !== "running" && (
         <div class="row">
           <CopyButton text={() => plain(shown.phrases)} label="Copy text" />
@@ -62,7 +62,7 @@ function PhraseView({ phrase, now, go, playable }: { phrase: Phrase; now: number
   );
 }
 
-/** Where the player is, in seconds, while it plays or has been moved. */
+/** The player's position in seconds; null before it is played or moved, and at the end. */
 function useTime(player: { current: HTMLAudioElement | null }, source: string): number | null {
   const [now, setNow] = useState<number | null>(null);
   useEffect(() => {
@@ -85,8 +85,8 @@ function useTime(player: { current: HTMLAudioElement | null }, source: string): 
 
 function about(shown: Transcription): string {
   const parts = [
-    { listening: "Listening", running: "Transcribing", done: "Transcribed", failed: "Not transcribed to its end" }[shown.state],
-    shown.duration !== null ? `${clock(shown.duration)} of sound` : "",
+    { listening: "Recording", running: "Transcribing", done: "Transcribed", failed: "Incomplete" }[shown.state],
+    shown.duration !== null ? `${clock(shown.duration)} of audio` : "",
     shown.language ? `language ${shown.language}` : "",
   ];
   return parts.filter(Boolean).join(" · ");

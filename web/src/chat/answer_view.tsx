@@ -1,4 +1,4 @@
-// One answer of a model: its thoughts, its text, its calls, how fast it came, and how a program asks for it.
+// One answer of a model: reasoning, text, tool calls, speed, and the request as code.
 
 import { useId, useState } from "preact/hooks";
 import { FinishReason } from "../../generated/allm/text/v1/chat_pb";
@@ -13,11 +13,11 @@ import { firstSeconds, rate } from "./timings";
 
 export function AnswerView({ answer, at, last, model }: { answer: Answer; at: number; last: boolean; model: string }) {
   return (
-    <article class="turn answer" aria-busy={answer.state === "running"} aria-label={`Answer of ${answer.model}`}>
+    <article class="turn answer" aria-busy={answer.state === "running"} aria-label={`Answer from ${answer.model}`}>
       <p class="who">{answer.model}</p>
       {answer.reasoning && (
         <details class="thoughts" open={!answer.text && answer.state === "running"}>
-          <summary>Thoughts</summary>
+          <summary>Reasoning</summary>
           <Markdown text={answer.reasoning} />
         </details>
       )}
@@ -27,7 +27,7 @@ export function AnswerView({ answer, at, last, model }: { answer: Answer; at: nu
       {answer.state === "running" && answer.firstAt === null && <p class="hint" role="status">Waiting for the first token…</p>}
       {answer.calls.length > 0 && <Calls answer={answer} at={at} open={last} model={model} />}
       {answer.failure && <FailureNote failure={answer.failure} />}
-      {answer.finish === FinishReason.LENGTH && <p class="note">It ended because it was as long as it may be.</p>}
+      {answer.finish === FinishReason.LENGTH && <p class="note">The answer reached the maximum length.</p>}
       {answer.state !== "running" && <Below answer={answer} last={last} model={model} />}
     </article>
   );
@@ -41,7 +41,7 @@ function Below({ answer, last, model }: { answer: Answer; last: boolean; model: 
       <div class="below">
         <Figures answer={answer} />
         {answer.text && <CopyButton text={answer.text} label="Copy answer" />}
-        {last && <button type="button" class="quiet" disabled={running.value} onClick={() => void again(model)}>Ask again</button>}
+        {last && <button type="button" class="quiet" disabled={running.value} onClick={() => void again(model)}>Regenerate</button>}
         <label class="inline" for={id}>Copy as
           <select id={id} value={language} onChange={(event) => setLanguage(event.currentTarget.value as Language)}>
             <option value="">…</option>
@@ -76,7 +76,7 @@ function Calls({ answer, at, open, model }: { answer: Answer; at: number; open: 
         <CallView key={call.id} call={call} waits={waits} text={results.get(call.id) ?? ""}
           onText={(text) => setResults(new Map(results).set(call.id, text))} />
       ))}
-      {waits && <button type="button" class="primary" disabled={missing} onClick={() => void giveBack(at, results, model)}>Give back</button>}
+      {waits && <button type="button" class="primary" disabled={missing} onClick={() => void giveBack(at, results, model)}>Submit tool result</button>}
     </div>
   );
 }
@@ -84,13 +84,13 @@ function Calls({ answer, at, open, model }: { answer: Answer; at: number; open: 
 function CallView({ call, waits, text, onText }: { call: Call; waits: boolean; text: string; onText: (text: string) => void }) {
   const id = useId();
   return (
-    <section class="call" aria-label={`Call of ${call.name}`}>
-      <p class="who">calls <code>{call.name}</code></p>
+    <section class="call" aria-label={`Tool call: ${call.name}`}>
+      <p class="who">Tool call <code>{call.name}</code></p>
       <pre tabIndex={0}><code>{pretty(call.args)}</code></pre>
-      {call.result !== null && <><p class="who">gave back</p><pre tabIndex={0}><code>{call.result}</code></pre></>}
+      {call.result !== null && <><p class="who">Result</p><pre tabIndex={0}><code>{call.result}</code></pre></>}
       {call.result === null && waits && (
         <div class="field">
-          <label for={id}>What {call.name} gave back</label>
+          <label for={id}>Result of {call.name}</label>
           <textarea id={id} class="code" rows={2} value={text} onInput={(event) => onText(event.currentTarget.value)} />
         </div>
       )}

@@ -1,4 +1,4 @@
-// Talking to a model.
+// Chat with a model.
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -11,7 +11,7 @@ import { change, isWrong, settings } from "./settings";
 import { SettingsPanel } from "./settings_panel";
 
 const draft = signal("");
-const NEAR_END = 120; // pixels: whoever has scrolled further up reads there, and is left in peace
+const NEAR_END = 120; // pixels: a user who has scrolled further up is reading there
 
 export function ChatView() {
   const model = picked("chat", Modality.TEXT, settings.value.model);
@@ -42,10 +42,10 @@ function Turns({ model }: { model: string }) {
   }, [all]);
   if (!all.length) {
     return (
-      <Empty title={model ? `Talk to ${model}` : "No model to talk to yet"}>
+      <Empty title={model ? `Chat with ${model}` : "No chat model is ready"}>
         {model
-          ? <p>Type a message below. Answers come as they are made, and can be stopped at any time.</p>
-          : <p>Register one under <a href="#/models">Models</a>, or wait until one is ready: it appears here by itself.</p>}
+          ? <p>Type a message below. Answers are streamed, and you can stop them at any time.</p>
+          : <p>Register one under <a href="#/models">Models</a>, or wait until one is ready. It then appears here automatically.</p>}
       </Empty>
     );
   }
@@ -85,7 +85,7 @@ function Composer({ model }: { model: string }) {
       <textarea id="message" rows={2} value={draft.value} placeholder="Message" onKeyDown={onKeyDown}
         aria-describedby="message-hint" onInput={(event) => (draft.value = event.currentTarget.value)} />
       <div class="row end">
-        <span class="hint" id="message-hint">{isWrong(settings.value) ? "Something in the settings is not right." : "Enter sends, Shift+Enter is a new line"}</span>
+        <span class="hint" id="message-hint">{isWrong(settings.value) ? "The settings contain an error." : "Press Enter to send, Shift+Enter for a new line"}</span>
         {turns.value.length > 0 && <button type="button" class="quiet" onClick={clear}>New conversation</button>}
         {running.value
           ? <button type="button" class="primary" onClick={onStop}>Stop</button>

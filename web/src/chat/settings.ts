@@ -7,9 +7,9 @@ import type { StreamChatCompletionRequestSchema } from "../../generated/allm/tex
 export const NUMBERS = {
   temperature: { label: "Temperature", low: 0, high: 2, whole: false, usual: "1" },
   top_p: { label: "Top P", low: 0, high: 1, whole: false, usual: "1" },
-  top_k: { label: "Top K", low: 0, high: 1_000_000, whole: true, usual: "0, off" },
-  min_p: { label: "Min P", low: 0, high: 1, whole: false, usual: "0, off" },
-  max_tokens: { label: "Most tokens", low: 1, high: 1_000_000, whole: true, usual: "what fits" },
+  top_k: { label: "Top K", low: 0, high: 1_000_000, whole: true, usual: "0 (off)" },
+  min_p: { label: "Min P", low: 0, high: 1, whole: false, usual: "0 (off)" },
+  max_tokens: { label: "Max tokens", low: 1, high: 1_000_000, whole: true, usual: "default" },
   seed: { label: "Seed", low: 0, high: Number.MAX_SAFE_INTEGER, whole: true, usual: "random" },
 } as const;
 
@@ -58,7 +58,7 @@ export function numberProblem(name: NumberName, text: string): string | null {
   const { low, high, whole, label } = NUMBERS[name];
   const value = Number(text);
   const right = Number.isFinite(value) && value >= low && value <= high && (!whole || Number.isInteger(value));
-  return right ? null : `${label} is ${whole ? "a whole number" : "a number"} from ${low} to ${high}.`;
+  return right ? null : `${label} must be ${whole ? "a whole number" : "a number"} from ${low} to ${high}.`;
 }
 
 export function toolsProblem(text: string): string | null {
@@ -67,7 +67,7 @@ export function toolsProblem(text: string): string | null {
 
 export function schemaProblem(text: string): string | null {
   return problem(() => {
-    if (text.trim() && typeof JSON.parse(text) !== "object") throw new Error("A JSON Schema is an object.");
+    if (text.trim() && typeof JSON.parse(text) !== "object") throw new Error("A JSON schema must be an object.");
   });
 }
 
@@ -111,6 +111,6 @@ function problem(check: () => void): string | null {
     check();
     return null;
   } catch (error) {
-    return error instanceof SyntaxError ? `This is not JSON: ${error.message}.` : (error as Error).message;
+    return error instanceof SyntaxError ? `Invalid JSON: ${error.message}.` : (error as Error).message;
   }
 }

@@ -1,10 +1,10 @@
-// The form of how answers are asked for.
+// The form for the settings of answers.
 
 import { AreaField, ChoiceField, TextField } from "../fields";
 import { change, NUMBERS, numberProblem, schemaProblem, settings, toolsProblem, type NumberName, type Settings } from "./settings";
 
-const EFFORTS: [string, string][] = [["", "As the model does"], ["none", "None"], ["minimal", "Minimal"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
-const CHOICES: [string, string][] = [["auto", "The model decides"], ["required", "It must call"], ["none", "It must not call"]];
+const EFFORTS: [string, string][] = [["", "Default"], ["none", "None"], ["minimal", "Minimal"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
+const CHOICES: [string, string][] = [["auto", "Auto"], ["required", "Required"], ["none", "None"]];
 const TOOL_EXAMPLE = '[{"name": "get_weather", "description": "The weather in a city", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]';
 const SCHEMA_EXAMPLE = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}';
 
@@ -13,7 +13,7 @@ export function SettingsPanel() {
   const setNumber = (name: NumberName, text: string) => change({ numbers: { ...form.numbers, [name]: text } });
   return (
     <div class="settings">
-      <AreaField label="System prompt" value={form.system} onText={(system) => change({ system })} placeholder="What holds for the whole conversation" />
+      <AreaField label="System prompt" value={form.system} onText={(system) => change({ system })} placeholder="Instructions for the whole conversation" />
       <div class="grid">
         {(Object.keys(NUMBERS) as NumberName[]).map((name) => (
           <TextField key={name} type="number" label={NUMBERS[name].label} placeholder={NUMBERS[name].usual} value={form.numbers[name]}
@@ -21,9 +21,9 @@ export function SettingsPanel() {
         ))}
       </div>
       <ChoiceField label="Reasoning effort" value={form.effort} choices={EFFORTS} onText={(effort) => change({ effort })} />
-      <AreaField label="Stop at" rows={2} value={form.stop} onText={(stop) => change({ stop })} hint="One text a line" />
+      <AreaField label="Stop sequences (one per line)" rows={2} value={form.stop} onText={(stop) => change({ stop })} />
       <AreaField label="Tools" code value={form.tools} onText={(tools) => change({ tools })} placeholder={TOOL_EXAMPLE} problem={toolsProblem(form.tools)}
-        hint="JSON, as OpenAI has it. What the model calls is shown to you, and you say what the tool gave back." />
+        hint="JSON in OpenAI's format. The chat shows each tool call, and you enter its result." />
       <ChoiceField label="Tool choice" value={form.toolChoice} choices={CHOICES} onText={(choice) => change({ toolChoice: choice as Settings["toolChoice"] })} />
       <AreaField label="JSON schema of the answer" code value={form.schema} onText={(schema) => change({ schema })} placeholder={SCHEMA_EXAMPLE} problem={schemaProblem(form.schema)} />
     </div>

@@ -118,7 +118,7 @@ async function perform(prompt: string, model: string, told: (signal: AbortSignal
 function unread(error: unknown, bytes: number): unknown {
   if (!(error instanceof Failure) || error.kind !== "away" || bytes < LARGE) return error;
   const size = `${Math.round(bytes / MIB)} MiB`;
-  return new Failure("refused", `The server did not take a request of ${size}: it is away, or that is over its limit (ALLM_MAX_BODY_BYTES). Try a smaller picture`);
+  return new Failure("refused", `The server did not accept a request of ${size}: it is unavailable, or the request exceeds its limit (ALLM_MAX_BODY_BYTES). Try a smaller image`);
 }
 
 function config(model: string): Config {

@@ -1,4 +1,4 @@
-// The pictures of this tab.
+// The images of this tab.
 
 import { save } from "../saving";
 import { change, forget, gallery, type Picture } from "./drawing";
@@ -8,18 +8,18 @@ export function GalleryView({ onEdit }: { onEdit: (picture: Picture) => void }) 
   return (
     <section aria-labelledby="gallery-title">
       <h2 id="gallery-title">Gallery</h2>
-      <p class="hint">Kept by this tab alone, until you close it.</p>
+      <p class="hint">Images are kept in this tab only, until you close it.</p>
       <ul class="gallery">
         {gallery.value.map((picture) => (
           <li key={picture.id} class="card">
-            <img src={picture.source} alt={picture.prompt || "A drawn picture"} />
+            <img src={picture.source} alt={picture.prompt || "Generated image"} />
             <p>{picture.prompt}</p>
             <p class="hint">{picture.width} × {picture.height} · {picture.steps ? `${picture.steps} steps · ` : ""}seed {String(picture.seed)}</p>
             <div class="row">
               <button type="button" onClick={() => save(picture.content, `${picture.model}-${picture.seed}.png`, "image/png")}>Save</button>
               <button type="button" onClick={() => onEdit(picture)}>Edit</button>
-              <button type="button" class="quiet" onClick={() => change({ seed: String(picture.seed), prompt: picture.prompt })}>Use its seed</button>
-              <button type="button" class="quiet" onClick={() => forget(picture)}>Forget</button>
+              <button type="button" class="quiet" onClick={() => change({ seed: String(picture.seed), prompt: picture.prompt })}>Use prompt and seed</button>
+              <button type="button" class="quiet" onClick={() => forget(picture)}>Delete</button>
             </div>
           </li>
         ))}

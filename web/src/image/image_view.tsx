@@ -1,4 +1,4 @@
-// Pictures from words, and from other pictures.
+// Generation and editing of images.
 
 import { signal } from "@preact/signals";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
@@ -11,13 +11,13 @@ import { GalleryView } from "./gallery_view";
 import { MaskEditor } from "./mask_editor";
 import { isWrong, problem } from "./problems";
 
-/** The picture that is drawn over; null: one is drawn from words alone. */
+/** The image to edit; null to generate one from text only. */
 const base = signal<{ source: string; content: Blob } | null>(null);
 const mask = signal<Blob | null>(null);
 
 const FIELDS: [keyof ImageForm, string, string][] = [
-  ["width", "Width", "the model's"], ["height", "Height", "the model's"], ["steps", "Steps", "the model's"],
-  ["guidance", "Guidance", "the model's"], ["seed", "Seed", "random"], ["count", "Pictures", "1"],
+  ["width", "Width", "default"], ["height", "Height", "default"], ["steps", "Steps", "default"],
+  ["guidance", "Guidance", "default"], ["seed", "Seed", "random"], ["count", "Images", "1"],
 ];
 
 export function ImageView() {
@@ -41,26 +41,26 @@ export function ImageView() {
         <form class="settings" onSubmit={start}>
           <ModelPicker capability="image" modality={Modality.IMAGE} value={form.value.model} onPick={put("model")} />
           <AreaField label="Prompt" value={form.value.prompt} onText={put("prompt")} placeholder="A red circle on a blue background" />
-          <AreaField label="What shall not be seen" rows={2} value={form.value.negative} onText={put("negative")} />
+          <AreaField label="Negative prompt" rows={2} value={form.value.negative} onText={put("negative")} />
           <div class="grid">
             {FIELDS.map(([name, label, usual]) => (
               <TextField key={name} type="number" label={label} placeholder={usual} value={form.value[name]} problem={problem(name, form.value[name])} onText={put(name)} />
             ))}
-            {base.value && <TextField type="number" label="Strength" placeholder="the model's" value={form.value.strength} problem={problem("strength", form.value.strength)} onText={put("strength")} />}
+            {base.value && <TextField type="number" label="Strength" placeholder="default" value={form.value.strength} problem={problem("strength", form.value.strength)} onText={put("strength")} />}
           </div>
-          {Boolean(form.value.width.trim()) !== Boolean(form.value.height.trim()) && <p class="problem" role="alert">Width and height belong together: give both, or neither.</p>}
+          {Boolean(form.value.width.trim()) !== Boolean(form.value.height.trim()) && <p class="problem" role="alert">Enter both width and height, or neither.</p>}
           <div class="row end">
             {busy
               ? <button type="button" class="primary" onClick={onStop}>Stop</button>
-              : <button type="submit" class="primary" disabled={!possible}>{base.value ? "Draw over it" : "Draw"}</button>}
+              : <button type="submit" class="primary" disabled={!possible}>{base.value ? "Edit image" : "Generate"}</button>}
           </div>
         </form>
       </aside>
-      <section class="page" aria-label="Pictures">
+      <section class="page" aria-label="Images">
         <h1 class="hidden">Image</h1>
-        {!model && <Empty title="No image model is ready"><p>Register one under <a href="#/models">Models</a>, format diffusers.</p></Empty>}
+        {!model && <Empty title="No image model is ready"><p>Register one under <a href="#/models">Models</a>, with the format diffusers.</p></Empty>}
         {model && !drawing.value && !gallery.value.length && !base.value && (
-          <Empty title={`Have ${model} draw`}><p>Say in Prompt what shall be seen. Previews appear while it is drawn.</p></Empty>
+          <Empty title={`Generate images with ${model}`}><p>Describe the image under Prompt. Previews appear during the generation.</p></Empty>
         )}
         {drawing.value && <DrawingView now={drawing.value} />}
         {model && <Editing />}
@@ -73,7 +73,7 @@ export function ImageView() {
 function DrawingView({ now }: { now: Drawing }) {
   const previews = [...now.previews.entries()].sort(([one], [other]) => one - other);
   return (
-    <article class="card drawing" aria-busy={!now.failure} aria-label="Being drawn">
+    <article class="card drawing" aria-busy={!now.failure} aria-label="Generation">
       <p>{now.prompt}</p>
       {!now.failure && (
         <label class="inline"><span role="status">{now.step ? `Step ${now.step} of ${now.steps}` : "Waiting for the model…"}</span>
@@ -81,28 +81,28 @@ function DrawingView({ now }: { now: Drawing }) {
         </label>
       )}
       <div class="row">
-        {previews.map(([index, preview]) => <img key={index} src={preview.source} alt={`Preview ${preview.number + 1} of picture ${index + 1}`} data-preview={preview.number} />)}
+        {previews.map(([index, preview]) => <img key={index} src={preview.source} alt={`Preview ${preview.number + 1} of image ${index + 1}`} data-preview={preview.number} />)}
       </div>
       {now.failure && <FailureNote failure={now.failure} />}
     </article>
   );
 }
 
-/** The picture to draw over, with its mask. */
+/** The image to edit, with its mask. */
 function Editing() {
   if (!base.value) {
     return (
       <details class="panel">
-        <summary>Draw over a picture</summary>
-        <DropZone label="Drop a picture here, or choose one" accept="image/png,image/jpeg,image/webp" onFile={(file) => (base.value = { source: URL.createObjectURL(file), content: file })} />
+        <summary>Edit an image</summary>
+        <DropZone label="Drop an image here, or choose one" accept="image/png,image/jpeg,image/webp" onFile={(file) => (base.value = { source: URL.createObjectURL(file), content: file })} />
       </details>
     );
   }
   return (
-    <section class="card editing" aria-label="Picture to draw over">
-      <p class="hint">{mask.value ? "What you have painted is drawn anew, the rest stays." : "Paint what shall be drawn anew; without paint, all of it is."}</p>
+    <section class="card editing" aria-label="Image to edit">
+      <p class="hint">{mask.value ? "Only the painted area is redrawn." : "Paint the area to redraw. Without a mask, the whole image is redrawn."}</p>
       <MaskEditor source={base.value.source} onMask={(painted) => (mask.value = painted)} />
-      <button type="button" class="quiet" onClick={() => (base.value = null)}>Draw from words alone</button>
+      <button type="button" class="quiet" onClick={() => (base.value = null)}>Generate from text only</button>
     </section>
   );
 }

@@ -1,20 +1,20 @@
-// A picture to draw over: what is painted here is drawn anew.
+// An image to edit: the painted area is redrawn.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
 interface Props {
   source: string;
-  /** Told of the mask whenever it has changed; null while nothing is painted. */
+  /** Called with each changed mask; null if nothing is painted. */
   onMask: (mask: Blob | null) => void;
 }
 
-const STEP = 0.04; // of the width, by a key of the arrows
+const STEP = 0.04; // of the width, for each press of an arrow key
 
 export function MaskEditor({ source, onMask }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [size, setSize] = useState(15); // percent of the width
   const [cursor, setCursor] = useState({ x: 0.5, y: 0.5 });
-  const painted = useRef<{ x: number; y: number } | null>(null); // where the pointer was, while it paints
+  const painted = useRef<{ x: number; y: number } | null>(null); // the last position of the pointer while it paints
   useEffect(() => {
     const image = new Image();
     image.onload = () => {
@@ -36,7 +36,7 @@ export function MaskEditor({ source, onMask }: Props) {
     pen.moveTo(from.x * width, from.y * height);
     pen.lineTo(x * width, y * height);
     pen.stroke();
-    // A line without length is not drawn.
+    // Canvases draw no line of length 0.
     pen.fillStyle = pen.strokeStyle;
     pen.beginPath();
     pen.arc(x * width, y * height, pen.lineWidth / 2, 0, Math.PI * 2);
@@ -66,8 +66,8 @@ export function MaskEditor({ source, onMask }: Props) {
   return (
     <div class="masker">
       <div class="layers">
-        <img src={source} alt="The picture that is drawn over" />
-        <canvas ref={canvas} tabIndex={0} role="application" aria-label="Mask: paint what shall be drawn anew. Arrow keys move the brush, the space bar paints."
+        <img src={source} alt="Image to edit" />
+        <canvas ref={canvas} tabIndex={0} role="application" aria-label="Mask: paint the area to redraw. Arrow keys move the brush, the space bar paints."
           onKeyDown={onKeyDown}
           onPointerDown={(event) => { canvas.current!.setPointerCapture(event.pointerId); at(event); }}
           onPointerMove={(event) => painted.current && at(event)}
@@ -75,14 +75,14 @@ export function MaskEditor({ source, onMask }: Props) {
         <span class="brush" aria-hidden="true" style={{ left: `${cursor.x * 100}%`, top: `${cursor.y * 100}%`, width: `${size}%` }} />
       </div>
       <div class="row">
-        <label class="inline">Brush <input type="range" min={2} max={60} value={size} onInput={(event) => setSize(Number(event.currentTarget.value))} /></label>
+        <label class="inline">Brush size <input type="range" min={2} max={60} value={size} onInput={(event) => setSize(Number(event.currentTarget.value))} /></label>
         <button type="button" onClick={clear}>Clear mask</button>
       </div>
     </div>
   );
 }
 
-/** Opaque where nothing is painted, transparent where something is; null where nothing is painted at all. */
+/** Makes the mask: transparent where painted, opaque elsewhere; null if nothing is painted. */
 async function maskOf(painted: HTMLCanvasElement): Promise<Blob | null> {
   const { width, height } = painted;
   const pixels = painted.getContext("2d")!.getImageData(0, 0, width, height).data;

@@ -8,7 +8,7 @@ const NUMBERS: Partial<Record<keyof ImageForm, { label: string; low: number; hig
   steps: { label: "Steps", low: 1, high: 1000, whole: true },
   guidance: { label: "Guidance", low: 0, high: 100, whole: false },
   seed: { label: "Seed", low: 0, high: Number.MAX_SAFE_INTEGER, whole: true },
-  count: { label: "Pictures", low: 1, high: 10, whole: true },
+  count: { label: "Images", low: 1, high: 10, whole: true },
   strength: { label: "Strength", low: 0.01, high: 1, whole: false },
 };
 
@@ -17,7 +17,7 @@ export function problem(name: keyof ImageForm, text: string): string | null {
   if (!limits || !text.trim()) return null;
   const value = Number(text);
   const right = Number.isFinite(value) && value >= limits.low && value <= limits.high && (!limits.whole || Number.isInteger(value));
-  return right ? null : `${limits.label} is ${limits.whole ? "a whole number" : "a number"} from ${limits.low} to ${limits.high}.`;
+  return right ? null : `${limits.label} must be ${limits.whole ? "a whole number" : "a number"} from ${limits.low} to ${limits.high}.`;
 }
 
 export function isWrong(form: ImageForm): boolean {

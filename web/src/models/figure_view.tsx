@@ -1,4 +1,4 @@
-// A plot with its figures beside it: as of now, or of the moment that is looked at.
+// A plot with its figures, now or at the selected moment.
 
 import { useMemo } from "preact/hooks";
 import { happenings, looks, type Look } from "./machine";
@@ -7,12 +7,12 @@ import { marksOf } from "./happenings";
 import { looked } from "./moment";
 import { COLOURS, Plot, type PlotData } from "./plot";
 
-const GAP_SECONDS = 10; // without samples: nothing is drawn over them
+const GAP_SECONDS = 10; // a longer time without samples is a gap in the plot
 
 interface Props {
   title: string;
   lines: readonly Line[];
-  /** What is said where nothing was measured in all the time. */
+  /** The text if nothing was measured in the whole period. */
   empty: string;
   axis: (value: number) => string;
   top?: number;
@@ -31,13 +31,13 @@ export function FigureView({ title, lines, empty, ...rest }: Props) {
   return (
     <figure class="plot">
       <figcaption>{title}</figcaption>
-      {anything ? <Plot label={`${title}, plotted. Last: ${now}`} data={data} marks={marks} {...rest} /> : <p class="hint nothing">{empty}</p>}
+      {anything ? <Plot label={`Plot: ${title}. Latest values: ${now}`} data={data} marks={marks} {...rest} /> : <p class="hint nothing">{empty}</p>}
       {anything && <Figures lines={lines} limit={rest.limit} />}
     </figure>
   );
 }
 
-/** What the lines are at the moment that is looked at; their colours are told here as well. */
+/** The values of the lines at the selected moment; also the legend. */
 function Figures({ lines, limit }: { lines: readonly Line[]; limit: Props["limit"] | undefined }) {
   const sample = looked.value?.sample;
   return (
@@ -53,7 +53,7 @@ function Figures({ lines, limit }: { lines: readonly Line[]; limit: Props["limit
   );
 }
 
-/** All values of the lines; where samples are missing, nothing is drawn. */
+/** All values of the lines; missing samples become gaps. */
 function plotData(all: readonly Look[], lines: readonly Line[]): PlotData {
   const times: number[] = [];
   const values: (number | null)[][] = lines.map(() => []);

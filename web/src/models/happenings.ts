@@ -27,12 +27,12 @@ const SIGNS: Partial<Record<MachineEventKind, string>> = {
   [MachineEventKind.REPLICA_LOST]: "✕",
 };
 const EVICTED: Record<string, string> = {
-  admission: "another model needed its memory",
-  budget: "models had grown beyond their budget of memory",
-  idle: "nobody had used it for ALLM_IDLE_SECONDS",
-  max_models: "no more than ALLM_MAX_LOADED_MODELS may be in memory",
-  peer: "a model of another service needed its memory",
-  pressure: "the machine was short of memory",
+  admission: "another model needed the memory",
+  budget: "the loaded models exceeded their memory budget",
+  idle: "it was not used for ALLM_IDLE_SECONDS",
+  max_models: "ALLM_MAX_LOADED_MODELS limits the number of loaded models",
+  peer: "a model of another service needed the memory",
+  pressure: "the machine was low on memory",
 };
 
 export function marksOf(all: readonly Happening[]): Mark[] {
@@ -50,10 +50,10 @@ export function sentenceOf(event: MachineEvent): string {
   switch (event.kind) {
     case MachineEventKind.LOADED: return `${name} was loaded${where}`;
     case MachineEventKind.UNLOADED: return `${name} was unloaded${where}`;
-    case MachineEventKind.EVICTED: return `${name} was evicted${where}: ${EVICTED[event.reason] ?? (event.reason || "others needed its memory")}`;
+    case MachineEventKind.EVICTED: return `${name} was evicted${where}: ${EVICTED[event.reason] ?? (event.reason || "other models needed the memory")}`;
     case MachineEventKind.LOAD_FAILED: return `${name} could not be loaded${where}: ${event.reason}`;
-    case MachineEventKind.WORKER_DIED: return `${name}: its worker died${where}, and is started again with the next request`;
-    case MachineEventKind.REPLICA_LOST: return `${event.replica || "A replica"} has fallen silent`;
-    default: return `${name}: something happened that this page does not know of`;
+    case MachineEventKind.WORKER_DIED: return `The worker of ${name} died${where}; the next request starts a new one`;
+    case MachineEventKind.REPLICA_LOST: return `${event.replica || "A replica"} stopped reporting`;
+    default: return `${name}: unknown event`;
   }
 }

@@ -17,8 +17,8 @@ type Rate = "generatedTokensPerSecond" | "promptTokensPerSecond";
 export type Latency = "firstOutput" | "outputToken" | "request";
 
 export const NOTHING = "–";
-const PERCENTILES: [keyof Percentiles & `p${string}`, string][] = [["p50Seconds", "50% within"], ["p95Seconds", "95% within"], ["p99Seconds", "99% within"]];
-const FIRSTS: Partial<Record<Modality, string>> = { [Modality.TEXT]: "token", [Modality.AUDIO]: "segment", [Modality.IMAGE]: "picture" };
+const PERCENTILES: [keyof Percentiles & `p${string}`, string][] = [["p50Seconds", "P50"], ["p95Seconds", "P95"], ["p99Seconds", "P99"]];
+const FIRSTS: Partial<Record<Modality, string>> = { [Modality.TEXT]: "token", [Modality.AUDIO]: "segment", [Modality.IMAGE]: "image" };
 
 /** The memory of a host and of its devices, in percent. */
 export function memoryLines(host: Host): Line[] {
@@ -30,7 +30,7 @@ export function memoryLines(host: Host): Line[] {
 export const REQUEST_LINES: Line[] = [countLine("Running", "running"), countLine("Waiting", "waiting")];
 
 export const GENERATED_LINES: Line[] = [rateLine("Generated", "generatedTokensPerSecond")];
-export const PROMPT_LINES: Line[] = [rateLine("Of prompts", "promptTokensPerSecond")];
+export const PROMPT_LINES: Line[] = [rateLine("Prompt", "promptTokensPerSecond")];
 
 /** Percentiles of one modality. */
 export function latencyLines(modality: Modality, which: Latency): Line[] {
@@ -40,10 +40,10 @@ export function latencyLines(modality: Modality, which: Latency): Line[] {
   });
 }
 
-/** The name of a latency, such as `Time to the first token`. */
+/** The name of a latency, such as `Time to first token`. */
 export function latencyName(modality: Modality, which: Latency): string {
-  if (which === "request") return "Whole requests";
-  return which === "outputToken" ? "From token to token" : `Time to the first ${FIRSTS[modality] ?? "output"}`;
+  if (which === "request") return "Request duration";
+  return which === "outputToken" ? "Time between tokens" : `Time to first ${FIRSTS[modality] ?? "output"}`;
 }
 
 /** Formats percentiles. */
@@ -54,8 +54,8 @@ export function percentileWords(told: Percentiles | undefined): string[] {
 /** Formats the throughput. */
 export function rateWords(traffic: Traffic): string {
   const parts = [
-    traffic.audioSecondsPerSecond === undefined ? "" : `${amount(traffic.audioSecondsPerSecond)} s of sound/s`,
-    traffic.imagesPerSecond === undefined ? "" : `${amount(traffic.imagesPerSecond)} pictures/s`,
+    traffic.audioSecondsPerSecond === undefined ? "" : `${amount(traffic.audioSecondsPerSecond)} s of audio/s`,
+    traffic.imagesPerSecond === undefined ? "" : `${amount(traffic.imagesPerSecond)} images/s`,
     traffic.generatedTokensPerSecond === undefined ? "" : `${amount(traffic.generatedTokensPerSecond)} tokens/s`,
     traffic.promptTokensPerSecond === undefined ? "" : `${amount(traffic.promptTokensPerSecond)} prompt tokens/s`,
   ];

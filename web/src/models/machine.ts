@@ -92,7 +92,7 @@ async function watchOnce(synced: () => void): Promise<Failure> {
         else keep([look]);
       }
     }
-    return new Failure("away", "The server has ended this watch. It is begun again by itself");
+    return new Failure("away", "The server closed the stream of machine data. The page reconnects automatically");
   } catch (error) {
     return asFailure(error, ended.signal.aborted);
   } finally {

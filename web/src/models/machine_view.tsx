@@ -1,4 +1,4 @@
-// What the machine is doing, over the last minutes.
+// The load of the machine over the last minutes.
 
 import { signal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
@@ -26,8 +26,8 @@ export function MachineView() {
   return (
     <section aria-labelledby="machine-title" class="machine">
       <h2 id="machine-title">Machine</h2>
-      {failure && link.value.state === "up" && <p class="note">{known ? "This is not current" : "The machine is not shown"}: {failure.sentence}</p>}
-      {!known && !failure && <p class="note">Asking what the machine does…</p>}
+      {failure && link.value.state === "up" && <p class="note">{known ? "This data is out of date" : "Machine data is not available"}: {failure.sentence}</p>}
+      {!known && !failure && <p class="note">Loading machine data…</p>}
       {known && (
         <>
           <MomentSlider />
@@ -40,7 +40,7 @@ export function MachineView() {
   );
 }
 
-/** Goes back in time, in all plots and figures at once: by mouse, finger or keys. */
+/** Moves all plots and figures back in time, by mouse, finger or keys. */
 function MomentSlider() {
   const all = looks.value;
   const at = held.value;
@@ -50,7 +50,7 @@ function MomentSlider() {
   const move = (to: number) => (held.value = to >= all.length - 1 ? null : all[to]!.at);
   return (
     <div class="row moment">
-      <label class="inline">Figures of
+      <label class="inline">Time
         <input type="range" min={0} max={Math.max(1, all.length - 1)} value={place} aria-valuetext={words} onInput={(event) => move(Number(event.currentTarget.value))} />
       </label>
       <output>{words}</output>
@@ -61,13 +61,13 @@ function MomentSlider() {
 
 function TrafficTable() {
   const traffic = looked.value?.sample.traffic ?? [];
-  if (!traffic.length) return <p class="hint">No service has told yet what it does.</p>;
+  if (!traffic.length) return <p class="hint">No service has reported data yet.</p>;
   const latencies = traffic.flatMap((each) => LATENCIES.flatMap((which) => (each[which] ? [{ modality: each.modality, which, told: each[which] }] : [])));
   return (
     <div class="tables">
       <table>
-        <caption>What is done</caption>
-        <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Speed</th></tr></thead>
+        <caption>Activity</caption>
+        <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Throughput</th></tr></thead>
         <tbody>
           {traffic.map((each) => (
             <tr key={each.modality}><th scope="row">{modalityName(each.modality)}</th><td>{amount(Number(each.running))}</td><td>{amount(Number(each.waiting))}</td><td>{rateWords(each)}</td></tr>
@@ -76,8 +76,8 @@ function TrafficTable() {
       </table>
       {latencies.length > 0 && (
         <table class="latencies">
-          <caption>How long it took, over the last minute</caption>
-          <thead><tr><td /><th scope="col">50% within</th><th scope="col">95% within</th><th scope="col">99% within</th></tr></thead>
+          <caption>Latency over the last minute</caption>
+          <thead><tr><td /><th scope="col">P50</th><th scope="col">P95</th><th scope="col">P99</th></tr></thead>
           <tbody>
             {latencies.map(({ modality, which, told }) => (
               <tr key={`${modality} ${which}`}>
@@ -102,11 +102,11 @@ function Plots() {
     <>
       <div class="plots">
         {hosts.slice(0, MOST_HOSTS).map((host) => <MemoryPlot key={host.id} host={host} />)}
-        <FigureView title="Requests" lines={REQUEST_LINES} axis={amount} whole empty="No service has told yet what it does." />
-        <FigureView title="Tokens generated each second" lines={GENERATED_LINES} axis={amount} empty="No tokens were generated in the last 15 minutes." />
-        <FigureView title="Tokens of prompts each second" lines={PROMPT_LINES} axis={amount} empty="No prompts were read in the last 15 minutes." />
-        <FigureView title={latencyName(modality, "firstOutput")} lines={firsts} axis={axisSeconds} empty="No request was answered in the last 15 minutes." />
-        <FigureView title={latencyName(modality, "request")} lines={wholes} axis={axisSeconds} empty="No request was answered in the last 15 minutes." />
+        <FigureView title="Requests" lines={REQUEST_LINES} axis={amount} whole empty="No service has reported data yet." />
+        <FigureView title="Generated tokens per second" lines={GENERATED_LINES} axis={amount} empty="No tokens were generated in the last 15 minutes." />
+        <FigureView title="Prompt tokens per second" lines={PROMPT_LINES} axis={amount} empty="No prompts were processed in the last 15 minutes." />
+        <FigureView title={latencyName(modality, "firstOutput")} lines={firsts} axis={axisSeconds} empty="No request was completed in the last 15 minutes." />
+        <FigureView title={latencyName(modality, "request")} lines={wholes} axis={axisSeconds} empty="No request was completed in the last 15 minutes." />
       </div>
       {measured.length > 1 && (
         <label class="inline">Latency of
@@ -125,10 +125,10 @@ function MemoryPlot({ host }: { host: Host }) {
   const lines = useMemo(() => memoryLines(host), [shape]);
   const share = host.thresholdShare * 100;
   const limit = share > 0 ? { limit: { value: share, name: percent(share) } } : {};
-  return <FigureView title={`Memory of ${host.name || "the host"}`} lines={lines} axis={percent} top={100} named empty="Its memory was not told." {...limit} />;
+  return <FigureView title={`Memory of ${host.name || "the host"}`} lines={lines} axis={percent} top={100} named empty="The host has not reported its memory." {...limit} />;
 }
 
-/** Hosts for which there are no plots: so many would be read by nobody. */
+/** Figures of the hosts beyond MOST_HOSTS, which have no plots. */
 function OtherHosts({ hosts }: { hosts: Host[] }) {
   return (
     <details class="panel">
@@ -142,7 +142,7 @@ function OtherHosts({ hosts }: { hosts: Host[] }) {
   );
 }
 
-/** The modalities of which requests were measured within the last minutes. */
+/** The modalities with measured requests in the last minutes. */
 function measuredModalities(): Modality[] {
   const found = new Set(looks.value.flatMap(({ sample }) => sample.traffic.filter((each) => each.request ?? each.firstOutput).map((each) => each.modality)));
   return [...found].sort();
@@ -153,7 +153,7 @@ function Happenings() {
   if (!all.length) return null;
   return (
     <>
-      <h3>Lately</h3>
+      <h3>Recent events</h3>
       <ul class="events">
         {all.map(({ at, event }, place) => <li key={place}><time>{timeOfDay(at)}</time> {sentenceOf(event)}</li>)}
       </ul>

@@ -17,7 +17,7 @@ export function unload(id: string): Promise<boolean> {
 }
 
 export function remove(id: string): Promise<boolean> {
-  return act(id, "Removing", () => ask(ModelService.method.deleteModel, { id }));
+  return act(id, "Deleting", () => ask(ModelService.method.deleteModel, { id }));
 }
 
 /** Converts a source to the catalog's URL form; users may enter a bare hub name or path. */

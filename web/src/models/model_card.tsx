@@ -1,4 +1,4 @@
-// One model: how it is, and what can be done with it.
+// One model: its state and actions.
 
 import { useState } from "preact/hooks";
 import { Format, Modality, ModelState, type Model, type ReplicaStatus } from "../../generated/allm/models/v1/model_pb";
@@ -34,9 +34,9 @@ function about(model: Model): string {
     Modality[model.modality]?.toLowerCase(),
     Format[model.format]?.toLowerCase(),
     model.sizeBytes ? bytes(model.sizeBytes) : "",
-    model.contextTokens ? `${model.contextTokens.toLocaleString()} tokens of context` : "",
+    model.contextTokens ? `${model.contextTokens.toLocaleString()} context tokens` : "",
     model.runtime,
-    model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
+    model.aliases.length ? `aliases: ${model.aliases.join(", ")}` : "",
     model.keepLoaded ? "kept loaded" : "",
   ];
   return parts.filter(Boolean).join(" · ");
@@ -49,9 +49,9 @@ function Replica({ replica }: { replica: ReplicaStatus }) {
   return (
     <div class="replica">
       <span class="who">{replica.replica}{replica.device ? ` on ${replica.device}` : ""}</span>
-      {memory && <span> {memory.loading ? "loading" : "holds"} {bytes(memory.reservedBytes)}{memory.requests ? `, ${memory.requests} ${memory.requests === 1 ? "request" : "requests"}` : ""}</span>}
+      {memory && <span> {memory.loading ? "loading" : "uses"} {bytes(memory.reservedBytes)}{memory.requests ? `, ${memory.requests} ${memory.requests === 1 ? "request" : "requests"}` : ""}</span>}
       {fetching && (
-        <label class="inline">Fetched {bytes(replica.doneBytes)} of {bytes(replica.totalBytes)}
+        <label class="inline">Downloaded {bytes(replica.doneBytes)} of {bytes(replica.totalBytes)}
           <progress max={1} value={Number(replica.doneBytes) / Number(replica.totalBytes)} />
         </label>
       )}
@@ -79,11 +79,11 @@ function Actions({ model, manages, busy }: { model: Model; manages: boolean; bus
         {manages && <button type="button" disabled={busy || model.keepLoaded} onClick={() => void load(model.id)}>Load<span class="hidden">{name}</span></button>}
         {manages && <button type="button" disabled={busy || !loaded} onClick={() => void unload(model.id)}>Unload<span class="hidden">{name}</span></button>}
         <button type="button" aria-expanded={why !== null} onClick={() => void explain()}>Why<span class="hidden">{name}</span></button>
-        {manages && !sure && <button type="button" class="quiet" disabled={busy} onClick={() => setSure(true)}>Remove<span class="hidden">{name}</span></button>}
+        {manages && !sure && <button type="button" class="quiet" disabled={busy} onClick={() => setSure(true)}>Delete<span class="hidden">{name}</span></button>}
         {sure && (
-          <span class="sure" role="alert">Remove it, and what was fetched for it?
-            <button type="button" class="danger" onClick={() => { setSure(false); void remove(model.id); }}>Remove<span class="hidden">{name}</span></button>
-            <button type="button" class="quiet" onClick={() => setSure(false)}>Keep</button>
+          <span class="sure" role="alert">Delete this model and its downloaded files?
+            <button type="button" class="danger" onClick={() => { setSure(false); void remove(model.id); }}>Delete<span class="hidden">{name}</span></button>
+            <button type="button" class="quiet" onClick={() => setSure(false)}>Cancel</button>
           </span>
         )}
       </div>
@@ -94,12 +94,12 @@ function Actions({ model, manages, busy }: { model: Model; manages: boolean; bus
 }
 
 function Why({ answer }: { answer: ExplainModelResponse }) {
-  if (!answer.resolutions.length) return <p class="note">No service that could run it is running.</p>;
+  if (!answer.resolutions.length) return <p class="note">No running service can run this model.</p>;
   return (
     <ul class="why">
       {answer.resolutions.map((each) => (
         <li key={each.replica}>{each.replica} on {each.device}
-          <ul>{each.runtimes.map((verdict) => <li key={verdict.runtime}><code>{verdict.runtime}</code> {verdict.chosen ? "is taken: " : ""}{verdict.reason}</li>)}</ul>
+          <ul>{each.runtimes.map((verdict) => <li key={verdict.runtime}><code>{verdict.runtime}</code> {verdict.chosen ? "is selected: " : ""}{verdict.reason}</li>)}</ul>
         </li>
       ))}
     </ul>

@@ -12,7 +12,7 @@ export function ModelsView() {
   return (
     <div class="page">
       <h1>Models</h1>
-      {up && !manages.value && <p class="note">This key may use models but not manage them, so this list is looked up once a minute, and what the machine does is not shown. A key with the scope <code>admin</code> shows both.</p>}
+      {up && !manages.value && <p class="note">This key can use models but not manage them. The list is refreshed once a minute, and machine data is hidden. A key with the scope <code>admin</code> shows live data.</p>}
       {manages.value && (
         <details class="panel" open={all.length === 0}>
           <summary>Register a model</summary>
@@ -21,7 +21,7 @@ export function ModelsView() {
       )}
       {all.length > 0
         ? <ul class="cards">{all.map((model) => <ModelCard key={model.id} model={model} manages={manages.value} />)}</ul>
-        : up && <Empty title="No model is registered"><p>Name one above: a small one is fetched within a minute.</p></Empty>}
+        : up && <Empty title="No models are registered"><p>Register one above. A small model downloads within a minute.</p></Empty>}
       {manages.value && <MachineView />}
     </div>
   );

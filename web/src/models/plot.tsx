@@ -15,28 +15,28 @@ export interface PlotData {
 }
 
 interface Props {
-  /** What assistive programs say of it. */
+  /** The description for assistive programs. */
   label: string;
   data: PlotData;
-  /** How a value is written at the axis. */
+  /** Formats a value of the axis. */
   axis: (value: number) => string;
-  /** The highest value of the axis; else as high as the values. */
+  /** The highest value of the axis; without it, that of the data. */
   top?: number;
-  /** Whether values are whole numbers. */
+  /** True if values are whole numbers. */
   whole?: boolean;
   /** A horizontal line, with its name. */
   limit?: { value: number; name: string };
   marks: readonly Mark[];
-  /** Whether marks have their names written beside them. */
+  /** True if marks have names. */
   named?: boolean;
 }
 
-export const COLOURS = 4; // of lines; those after them have the same again, in dashes
+export const COLOURS = 4; // of lines; further lines repeat them, dashed
 const HEIGHT = 160;
 const SHORTEST_SECONDS = 60;
 const DASHES = [8, 4];
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000];
-const TONES: Mark["tone"][] = ["bad", "warn", "good"]; // whose names there is room for first
+const TONES: Mark["tone"][] = ["bad", "warn", "good"]; // the order in which names get space
 const ROWS = 3; // of names, from the bottom
 const ROW_HEIGHT = 13;
 
@@ -46,7 +46,7 @@ export function Plot({ label, data, axis, top, whole = false, limit, marks, name
   const drawn = useRef<Drawn>({ limit, marks, named });
   drawn.current = { limit, marks, named };
   useEffect(() => {
-    const here = place.current!; // it is still observed for a moment after it has left the page
+    const here = place.current!; // observed a moment longer than it is on the page
     const make = () => {
       plot.current?.destroy();
       plot.current = create(here, data, { axis, top, whole }, drawn);
@@ -86,7 +86,7 @@ function aligned(data: PlotData): uPlot.AlignedData {
   return [data.times, ...data.values] as uPlot.AlignedData;
 }
 
-/** A colour of the style sheet, as a canvas takes it. */
+/** A colour of the style sheet, in a form that a canvas accepts. */
 function colourOf(place: HTMLElement, name: string): string {
   place.style.color = `var(${name})`;
   const colour = getComputedStyle(place).color;
@@ -135,7 +135,7 @@ function create(place: HTMLElement, data: PlotData, scale: Scale, drawn: { curre
   return new uPlot(options, aligned(data), place);
 }
 
-/** The end of an axis whose values go up to `high`; nothing at all has one, too. */
+/** The end of an axis for values up to `high`; 1 without values. */
 function highest(high: number | null): number {
   return high ? high * 1.1 : 1;
 }
@@ -176,7 +176,7 @@ function drawLines(self: uPlot, { limit, marks, named }: Drawn, colour: (name: s
   ctx.restore();
 }
 
-/** A name beside a mark: from where to where it reaches, and in which row from the bottom. */
+/** The name of a mark: its left and right edge, and its row from the bottom. */
 interface Name {
   text: string;
   left: number;
@@ -185,7 +185,7 @@ interface Name {
   colour: string;
 }
 
-/** Where a name that ends at `right` goes among others; null where there is no room. */
+/** Places a name that ends at `right` among the others; null if no row has space. */
 function placed(text: string, right: number, { ctx, bbox }: uPlot, names: readonly Name[]): Omit<Name, "colour"> | null {
   const left = right - ctx.measureText(text).width;
   if (left < bbox.left) return null;
@@ -195,7 +195,7 @@ function placed(text: string, right: number, { ctx, bbox }: uPlot, names: readon
   return null;
 }
 
-/** Writes a name, with a rim of the ground's colour, for it may lie over lines. */
+/** Writes a name, outlined in the background colour because it may overlap lines. */
 function drawName({ ctx, bbox }: uPlot, { text, right, row, colour }: Name, ground: string): void {
   const y = bbox.top + bbox.height - (4 + row * ROW_HEIGHT) * devicePixelRatio;
   ctx.strokeStyle = ground;

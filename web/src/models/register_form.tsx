@@ -35,12 +35,12 @@ export function RegisterForm() {
   };
   return (
     <form onSubmit={register} class="register">
-      <TextField label="Where from" required value={form.source} onText={(source) => put({ source })} placeholder="org/name, org/name#file.gguf or /path"
-        hint="A repository on the hub, or a path of the server below one of its ALLM_MODEL_ROOTS" />
+      <TextField label="Source" required value={form.source} onText={(source) => put({ source })} placeholder="org/name, org/name#file.gguf or /path"
+        hint="A repository on the Hugging Face Hub, or a path on the server below one of its ALLM_MODEL_ROOTS" />
       <div class="grid">
         <ChoiceField label="Format" value={form.format} choices={FORMATS} onText={(format) => put({ format })} />
-        <TextField label="Name" value={form.id} onText={(text) => put({ id: text })} placeholder={id || "what requests will say"} />
-        <TextField label="Other names" value={form.aliases} onText={(aliases) => put({ aliases })} placeholder="gpt-4o-mini, …" />
+        <TextField label="Name" value={form.id} onText={(text) => put({ id: text })} placeholder={id || "model name in requests"} />
+        <TextField label="Aliases (comma-separated)" value={form.aliases} onText={(aliases) => put({ aliases })} placeholder="gpt-4o-mini, …" />
       </div>
       {failure && <FailureNote failure={failure} />}
       <div class="row end">

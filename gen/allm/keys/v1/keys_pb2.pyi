@@ -35,6 +35,7 @@ class ApiKey(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
+    CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """`key_` and 16 hexadecimal characters. Logs and metrics identify callers by it."""
     name: _builtins.str
@@ -45,6 +46,8 @@ class ApiKey(_message.Message):
     """Allowed requests per minute; 0: no limit."""
     tokens_per_minute: _builtins.int
     """Allowed tokens per minute, in prompts and completions together; 0: no limit."""
+    concurrent_requests: _builtins.int
+    """Requests to models that may run or wait at the same time in one replica of a service; 0: no limit."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The permissions of the key: `inference`, `admin`."""
@@ -78,10 +81,11 @@ class ApiKey(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
+        concurrent_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "hint", b"hint", "id", b"id", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "revoke_time", b"revoke_time", "scopes", b"scopes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "create_time", b"create_time", "expire_time", b"expire_time", "hint", b"hint", "id", b"id", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "revoke_time", b"revoke_time", "scopes", b"scopes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,12 +103,15 @@ class CreateKeyRequest(_message.Message):
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name: 1 to 128 printable characters. Several keys may have the same name. Required."""
     requests_per_minute: _builtins.int
     """Allowed requests per minute; 0: no limit."""
     tokens_per_minute: _builtins.int
     """Allowed tokens per minute; 0: no limit."""
+    concurrent_requests: _builtins.int
+    """Requests to models that may run or wait at the same time in one replica of a service; 0: no limit."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`inference`, `admin` or both; empty: `inference`."""
@@ -128,10 +135,11 @@ class CreateKeyRequest(_message.Message):
         requests_per_minute: _builtins.int = ...,
         tokens_per_minute: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        concurrent_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "scopes", b"scopes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "expire_time", b"expire_time", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "scopes", b"scopes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

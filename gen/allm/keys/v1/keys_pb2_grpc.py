@@ -86,7 +86,7 @@ class KeyServiceServicer:
 
     def WatchKeys(self, request, context):
         """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
-        the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
+        the authorizers of the gateways: it requires the scope `watch-keys`, and the gateway blocks it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class KeyServiceStub:
     """
     WatchKeys: _grpc.UnaryStreamMultiCallable[_keys_pb2.WatchKeysRequest, _keys_pb2.WatchKeysResponse]
     """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
-    the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
+    the authorizers of the gateways: it requires the scope `watch-keys`, and the gateway blocks it.
     """
 
 @_typing.type_check_only
@@ -65,7 +65,7 @@ class KeyServiceAsyncStub(KeyServiceStub):
     """
     WatchKeys: _aio.UnaryStreamMultiCallable[_keys_pb2.WatchKeysRequest, _keys_pb2.WatchKeysResponse]  # type: ignore[assignment]
     """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
-    the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
+    the authorizers of the gateways: it requires the scope `watch-keys`, and the gateway blocks it.
     """
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -106,7 +106,7 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_keys_pb2.WatchKeysResponse], _abc.AsyncIterator[_keys_pb2.WatchKeysResponse]]:
         """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
-        the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
+        the authorizers of the gateways: it requires the scope `watch-keys`, and the gateway blocks it.
         """
 
 def add_KeyServiceServicer_to_server(servicer: KeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -90,7 +90,7 @@ class Manifest(_message.Message):
     revision: _builtins.str
     """The commit of the files; empty for a local source."""
     folder: _builtins.str
-    """The absolute path of a local folder; empty for the hub."""
+    """The absolute path of a local folder; empty for the hub, and for callers without the scope `admin`."""
     primary: _builtins.str
     """The file that a runtime opens, one of `files`; empty if the runtime opens the folder."""
     @_builtins.property
@@ -141,7 +141,7 @@ class Artifact(_message.Message):
     """Bytes of the weights if the device cannot compute with them in quantised form, as in Model."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The devices that the artifact is for: `cuda`, `mps`, `cpu`."""
+        """The devices that the artifact is for: `cuda`, `vulkan`, `mps`, `cpu`."""
 
     @_builtins.property
     def manifest(self) -> Global___Manifest:

@@ -179,7 +179,10 @@ class Model(_message.Message):
     reason: _builtins.str
     """Reason for the state `failed`, `unsupported` or `pending`; empty otherwise."""
     source: _builtins.str
-    """Source of its files, as registered: `hf://org/name[@revision][#file]` or `file:///path`."""
+    """Source of its files, as registered: `hf://org/name[@revision][#file]` or `file:///path`. Callers without the scope
+    `admin` see no paths of the host: `file://` sources are empty, also of `base` and `loras`, and reasons name files
+    without their folders.
+    """
     revision: _builtins.str
     """The pinned commit of an `hf://` source; empty for `file://`."""
     generation: _builtins.int
@@ -418,7 +421,7 @@ class ReplicaStatus(_message.Message):
     runtime: _builtins.str
     """The runtime that serves the model; empty if none does."""
     device: _builtins.str
-    """The device that the model runs on: `cuda`, `mps` or `cpu`."""
+    """The device that the model runs on: `cuda`, `vulkan`, `mps` or `cpu`."""
     artifact: _builtins.str
     """The artifact in use, as `org/name@revision`; empty if the model's own files are used."""
     done_bytes: _builtins.int
@@ -548,7 +551,7 @@ class Benchmark(_message.Message):
     runtime: _builtins.str
     """The runtime, such as `llama_cpp`. Required."""
     device: _builtins.str
-    """The device: `cuda`, `mps` or `cpu`. Required."""
+    """The device: `cuda`, `vulkan`, `mps` or `cpu`. Required."""
     tokens_per_second: _builtins.float
     """Generated tokens per second of one request."""
     first_token_seconds: _builtins.float

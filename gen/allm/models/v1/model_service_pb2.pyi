@@ -651,12 +651,20 @@ class RuntimeOffer(_message.Message):
     QUANTIZATIONS_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     PIPELINES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_MISSING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, such as `llama_cpp`."""
     missing: _builtins.str
     """If the runtime is not installed on this replica: why it can run nothing, and the remedy. Empty: it can run models."""
     pipelines: _builtins.bool
     """Whether it can split a model's layers into pipeline stages (EngineSettings.pipeline_parallel)."""
+    device: _builtins.str
+    """The device that it computes on at this replica, one of `devices`, or the requested one even if it cannot use it.
+    Empty: the replica's `device`.
+    """
+    device_missing: _builtins.str
+    """Why it cannot use the requested device or, if none was requested, any GPU, with the remedy. Empty: it can."""
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_model_pb2.Format.ValueType]:
         """The formats that it reads."""
@@ -671,7 +679,7 @@ class RuntimeOffer(_message.Message):
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The devices that it runs on: `cuda`, `mps`, `cpu`."""
+        """The devices that it supports: `cuda`, `vulkan`, `mps`, `cpu`."""
 
     @_builtins.property
     def quantizations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -688,10 +696,12 @@ class RuntimeOffer(_message.Message):
         quantizations: _abc.Iterable[_builtins.str] | None = ...,
         missing: _builtins.str = ...,
         pipelines: _builtins.bool = ...,
+        device: _builtins.str = ...,
+        device_missing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "devices", b"devices", "formats", b"formats", "missing", b"missing", "name", b"name", "pipelines", b"pipelines", "quantizations", b"quantizations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "device", b"device", "device_missing", b"device_missing", "devices", b"devices", "formats", b"formats", "missing", b"missing", "name", b"name", "pipelines", b"pipelines", "quantizations", b"quantizations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -719,7 +729,7 @@ class ReportModelStatusRequest(_message.Message):
     complete: _builtins.bool
     """Whether this report is complete: the device, all runtimes and all models. Otherwise it has only the changed models."""
     device: _builtins.str
-    """The device of its models: `cuda`, `mps` or `cpu`. In complete reports."""
+    """The best device of its runtimes, or the requested one: `cuda`, `vulkan`, `mps` or `cpu`. In complete reports."""
     device_forced: _builtins.bool
     """Whether an operator chose the device, which lifts the size limit for models without a GPU. In complete reports."""
     leaving: _builtins.bool
@@ -877,7 +887,7 @@ class Resolution(_message.Message):
     replica: _builtins.str
     """Name of the replica."""
     device: _builtins.str
-    """Its device."""
+    """The best device of its runtimes, or the requested one."""
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeVerdict]:
         """The runtimes that it evaluated, best first."""
@@ -907,6 +917,7 @@ class RuntimeVerdict(_message.Message):
     CHOSEN_FIELD_NUMBER: _builtins.int
     ABLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     """Its name."""
     chosen: _builtins.bool
@@ -915,6 +926,8 @@ class RuntimeVerdict(_message.Message):
     """Whether the runtime can run the model."""
     reason: _builtins.str
     """Why the runtime is chosen or not, as a sentence."""
+    device: _builtins.str
+    """The device that the runtime computes on there: `cuda`, `vulkan`, `mps` or `cpu`."""
     def __init__(
         self,
         *,
@@ -922,10 +935,11 @@ class RuntimeVerdict(_message.Message):
         chosen: _builtins.bool = ...,
         able: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["able", b"able", "chosen", b"chosen", "reason", b"reason", "runtime", b"runtime"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["able", b"able", "chosen", b"chosen", "device", b"device", "reason", b"reason", "runtime", b"runtime"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,12 +83,16 @@ lifecycle:
 {{ add .Values.drain.preStopSeconds .Values.drain.delaySeconds .Values.drain.seconds 15 }}
 {{- end }}
 
-{{/* Settings of every container of ours. Call: (dict root env): env are the service's own, which take precedence. */}}
+{{/*
+Settings of every container of ours. Call: (dict root env role): env are the service's own, which take precedence; role:
+of its private key for identities, if it has one.
+*/}}
 {{- define "allm.env" -}}
 {{- $values := .root.Values -}}
 - {name: ALLM_AUTH, value: {{ $values.auth.mode }}}
-{{- if eq $values.auth.mode "keys" }}
-- {name: ALLM_IDENTITY_SECRET_FILE, value: /etc/allm/identity/identity.secret}
+{{- if and .role (eq $values.auth.mode "keys") }}
+- {name: ALLM_IDENTITY_KEY_FILE, value: /etc/allm/identity/{{ .role }}.key}
+- {name: ALLM_IDENTITY_PUBLIC_KEYS_FILE, value: /etc/allm/public-keys/public.keys}
 {{- end }}
 {{ include "allm.processEnv" .root }}
 - {name: ALLM_METRICS_HOST, value: 0.0.0.0}
@@ -140,22 +144,26 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* Secrets of every container of ours, as mounts and as volumes. */}}
+{{/* Secrets and public keys of every container of ours, as mounts and as volumes. Call: (dict root role), as allm.env. */}}
 {{- define "allm.secretMounts" -}}
-{{- if eq .Values.auth.mode "keys" }}
+{{- if and .role (eq .root.Values.auth.mode "keys") }}
 - {name: identity, mountPath: /etc/allm/identity, readOnly: true}
+# A folder, because Kubernetes never updates single mounted files of a ConfigMap.
+- {name: public-keys, mountPath: /etc/allm/public-keys, readOnly: true}
 {{- end }}
-{{- if .Values.tls.services.secret }}
+{{- if .root.Values.tls.services.secret }}
 - {name: service-tls, mountPath: /etc/allm/service-tls, readOnly: true}
 {{- end }}
 {{- end }}
 
 {{- define "allm.secretVolumes" -}}
-{{- if eq .Values.auth.mode "keys" }}
+{{- if eq .root.Values.auth.mode "keys" }}
 - name: identity
-  secret: {secretName: {{ .Values.auth.identitySecret }}, defaultMode: 0440}
+  secret: {secretName: {{ .root.Values.auth.identity }}-{{ .role }}, defaultMode: 0440}
+- name: public-keys
+  configMap: {name: {{ .root.Values.auth.identity }}}
 {{- end }}
-{{- with .Values.tls.services.secret }}
+{{- with .root.Values.tls.services.secret }}
 - name: service-tls
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}

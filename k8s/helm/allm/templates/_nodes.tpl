@@ -66,15 +66,18 @@ spec:
       ports:
         - {name: node, containerPort: 6380}
       # Ray's process listens once it has found the leader's; it exits, with the container, when it loses that.
+      # It has gRPC's health service, which needs no token.
       startupProbe:
-        tcpSocket: {port: node}
+        grpc: {port: 6380}
         periodSeconds: 5
+        timeoutSeconds: 5
         failureThreshold: {{ ceil (divf $values.startupSeconds 5) | int }}
       readinessProbe:
-        tcpSocket: {port: node}
+        grpc: {port: 6380}
         periodSeconds: 5
+        timeoutSeconds: 5
       livenessProbe:
-        tcpSocket: {port: node}
+        grpc: {port: 6380}
         periodSeconds: 10
         timeoutSeconds: 10
         failureThreshold: 6

@@ -57,7 +57,7 @@ spec:
         {{- end }}
         {{- include "allm.redisEnv" $root | indent 8 }}
         {{- include "allm.hubEnv" $root | indent 8 }}
-        {{- include "allm.env" (dict "root" $root "env" $values.env) | nindent 8 }}
+        {{- include "allm.env" (dict "root" $root "env" $values.env "role" .kind) | nindent 8 }}
       ports:
         - {name: grpc, containerPort: 50051}
         - {name: health, containerPort: 50052}
@@ -96,7 +96,7 @@ spec:
         - {name: pictures, mountPath: /pictures}
         {{- end }}
         {{- include "allm.modelImageMounts" $root | indent 8 }}
-        {{- include "allm.secretMounts" $root | indent 8 }}
+        {{- include "allm.secretMounts" (dict "root" $root "role" .kind) | indent 8 }}
         {{- include "allm.nodeMounts" $values | indent 8 }}
   volumes:
     - name: state
@@ -119,7 +119,7 @@ spec:
     {{- end }}
     {{- end }}
     {{- include "allm.modelImageVolumes" $root | indent 4 }}
-    {{- include "allm.secretVolumes" $root | indent 4 }}
+    {{- include "allm.secretVolumes" (dict "root" $root "role" .kind) | indent 4 }}
     {{- include "allm.nodeVolumes" $values | indent 4 }}
 {{- end }}
 

@@ -15,7 +15,9 @@ def attention_costs(scores: Tensor) -> npt.NDArray[np.float64]:
     """Returns the cost of each token at each time, [tokens, times], from attention `scores` [heads, tokens, times]."""
     weights = scores.softmax(dim=-1)
     deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
-    return (-_median((weights - mean) / deviation).mean(dim=0)).double().cpu().numpy()
+    return (
+        (-_median((weights - mean) / deviation).mean(dim=0)).cpu().double().numpy()
+    )  # on the CPU: Metal has no 64 bits
 
 
 def warp(costs: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -109,9 +109,9 @@ def _read_file(path: Path) -> Checkpoint:
     except FileNotFoundError:
         raise EngineError("MODEL_INVALID", f"{path} is missing") from None
     except Exception as error:  # the reader raises many types for a truncated file or one that is no checkpoint
-        raise EngineError("MODEL_INVALID", f"{path} is no Whisper checkpoint: {_reason(error)}") from error
+        raise EngineError("MODEL_INVALID", f"{path} is not a Whisper checkpoint: {_reason(error)}") from error
     if not all(isinstance(tensor, torch.Tensor) and tensor.is_floating_point() for tensor in tensors.values()):
-        raise EngineError("MODEL_INVALID", f"{path} is no Whisper checkpoint: it holds something else than weights")
+        raise EngineError("MODEL_INVALID", f"{path} is not a Whisper checkpoint: it does not contain weights")
     _check_dimensions(dimensions, path)
     vocabulary = package_vocabulary(Path(whisper.__file__).parent / "assets", dimensions.n_vocab)
     return Checkpoint(path, dimensions, tensors, _known_heads(dimensions, path.stem), vocabulary)
@@ -149,7 +149,9 @@ def _files(folder: Path) -> list[Path]:
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise EngineError("MODEL_INVALID", f"{folder / _INDEX} has no weight_map")
     if outside := [name for name in index.values() if Path(name).name != name]:
-        raise EngineError("MODEL_INVALID", f"{folder / _INDEX} names {outside[0]!r}, which is no file beside it")
+        raise EngineError(
+            "MODEL_INVALID", f"{folder / _INDEX} names {outside[0]!r}, which is not a file in the same folder"
+        )
     return [folder / name for name in sorted(set(index.values()))]
 
 
@@ -190,7 +192,7 @@ def _stored_heads(folder: Path, dimensions: ModelDimensions) -> list[tuple[int, 
     try:
         heads = [(int(layer), int(head)) for layer, head in found]
     except (TypeError, ValueError) as error:
-        raise EngineError("MODEL_INVALID", f"{path}: alignment_heads is no list of pairs") from error
+        raise EngineError("MODEL_INVALID", f"{path}: alignment_heads is not a list of pairs") from error
     if any(not (0 <= x < dimensions.n_text_layer and 0 <= y < dimensions.n_text_head) for x, y in heads):
         raise EngineError("MODEL_INVALID", f"{path}: alignment_heads names a head that the model does not have")
     return heads
@@ -227,7 +229,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise EngineError("MODEL_INVALID", f"{path} cannot be read: {_line(error)}") from error
     if not isinstance(found, dict):
-        raise EngineError("MODEL_INVALID", f"{path} is no JSON object")
+        raise EngineError("MODEL_INVALID", f"{path} is not a JSON object")
     return found
 
 

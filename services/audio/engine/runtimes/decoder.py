@@ -112,8 +112,8 @@ class BatchDecoder:
             query = self._split(_by_window(block.cross_attn.query(block.cross_attn_ln(x)), len(keys)))
             if listener:
                 listener(layer, query, keys)
-            heard = _merge(scaled_dot_product_attention(query, keys, values))
-            x = x + block.cross_attn.out(heard.reshape(x.shape))
+            attended = _merge(scaled_dot_product_attention(query, keys, values))
+            x = x + block.cross_attn.out(attended.reshape(x.shape))
             x = x + block.mlp(block.mlp_ln(x))
         cache.columns += len(columns)
         return x

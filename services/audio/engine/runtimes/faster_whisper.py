@@ -12,9 +12,8 @@ from typing import Any
 import ctranslate2
 import numpy as np
 
-from services.audio.engine.batch_windows import batch_windows
-from services.audio.engine.lane_count import lane_count
-from services.audio.engine.messages import EngineOptions, Ready
+from services.audio.engine.batch_size import batch_windows, lane_count
+from services.audio.engine.messages import EngineOptions, WhisperReady
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.groups import in_groups, padded_parts
 from services.audio.engine.vocabulary import converted_vocabulary
@@ -59,8 +58,8 @@ class FasterWhisper:
         self.n_mels = int(self._model.n_mels)
         self._source = folder
         if self._model.is_multilingual != self.vocabulary.multilingual:
-            raise EngineError("MODEL_INVALID", f"{folder / _MODEL} does not go with the vocabulary beside it")
-        self.ready = Ready(
+            raise EngineError("MODEL_INVALID", f"{folder / _MODEL} does not match the vocabulary in its folder")
+        self.ready = WhisperReady(
             languages=self.vocabulary.languages,
             multilingual=self.vocabulary.multilingual,
             batch_windows=batch_windows(options),
@@ -233,7 +232,7 @@ def _compute_type(options: EngineOptions, device: str) -> str:
     """
     known = sorted(ctranslate2.get_supported_compute_types(device)) if device == "cpu" or _has_gpu() else []
     if not known:
-        raise EngineError("UNSUPPORTED", "a GPU is asked for, and CTranslate2 finds none that it can use")
+        raise EngineError("UNSUPPORTED", "a GPU is requested, but CTranslate2 finds no usable one")
     if options.compute_type == "auto":
         wanted = ("float16", "bfloat16", "float32") if device == "cuda" else ("int8", "float32")
         return next(name for name in wanted if name in known)

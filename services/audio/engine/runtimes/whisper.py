@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import gelu
 from whisper.model import AudioEncoder, LayerNorm, TextDecoder
 
-from services.audio.engine.batch_windows import batch_windows
-from services.audio.engine.messages import EngineOptions, Ready
+from services.audio.engine.batch_size import batch_windows
+from services.audio.engine.messages import EngineOptions, WhisperReady
 from services.audio.engine.runtime import Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.alignment import attention_costs, warp
 from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
@@ -52,7 +52,7 @@ class OpenAIWhisper:
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise EngineError("OUT_OF_MEMORY", f"the weights of {stored.source} do not fit: {_line(error)}") from error
         self._decoder = BatchDecoder(decoder, stored.dimensions.n_text_head)
-        self.ready = Ready(
+        self.ready = WhisperReady(
             languages=self.vocabulary.languages,
             multilingual=self.vocabulary.multilingual,
             batch_windows=batch_windows(options),
@@ -187,9 +187,13 @@ def _computing() -> Iterator[None]:
 
 
 def _device(options: EngineOptions) -> torch.device:
-    if options.gpu and not torch.cuda.is_available():
-        raise EngineError("UNSUPPORTED", "a GPU is asked for, and torch finds none that it can use")
-    return torch.device("cuda" if options.gpu else "cpu")
+    if not options.gpu:
+        return torch.device("cpu")
+    if options.device in ("", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda")
+    if options.device in ("", "mps") and torch.backends.mps.is_available():
+        return torch.device("mps")
+    raise EngineError("UNSUPPORTED", "a GPU is requested, but torch finds no usable one")
 
 
 def _dtype(options: EngineOptions) -> torch.dtype:

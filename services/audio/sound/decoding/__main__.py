@@ -7,21 +7,12 @@ ffmpeg's own messages are not logged: they quote the metadata of files.
 from __future__ import annotations
 
 import io
-import socket
 import struct
-import sys
 
-from services.audio.sound.decoding.messages import (
-    Decoded,
-    Ended,
-    FromDecoder,
-    Open,
-    Opened,
-    Refused,
-    ToDecoder,
-)
-from services.audio.sound.decoding.refusal import Refusal
-from services.sandbox.messages import Begun, Ready, Unusable
+from services.audio.sound.decoding.messages import Decoded, Ended, Open, Opened, ToDecoder
+from services.sandbox import child
+from services.sandbox.child import Refusal
+from services.sandbox.limits import may_open
 from services.worker.channel import BlockingChannel, ChannelClosed
 
 try:
@@ -31,55 +22,51 @@ try:
     import av.subtitles.codeccontext
     import av.subtitles.stream
 
-    from services.audio.sound.decoding import confinement, container, pcm
+    from services.audio.sound.decoding import container, pcm
     from services.audio.sound.decoding.feed import Feed
     from services.audio.sound.decoding.mixer import Mixer
     from services.audio.sound.decoding.tagged_file import TaggedFile
 except ModuleNotFoundError as error:
-    MISSING = error.name
+    UNUSABLE = f"sound cannot be decoded here: the Python package {error.name!r} is not installed"
 else:
-    MISSING = None
+    UNUSABLE = ""
     av.logging.set_level(None)
 
-MEMORY = "the file needs more memory to be decoded than a decoder may have"
+MEMORY_BYTES = 512 * 1024 * 1024  # in addition to the libraries; tables of a day-long m4a need under a tenth
+CPU_SECONDS = 30.0  # for any file
+SOUND_PER_CPU_SECOND = 40.0  # and one second more for this much sound; slow machines decode several times faster
 
 
 def main() -> None:
     """Decodes files until the service is gone."""
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    channel: BlockingChannel[ToDecoder] = BlockingChannel(sock, ToDecoder)
-    if MISSING:
-        channel.send(Unusable(f"sound cannot be decoded here: the Python package {MISSING!r} is not installed"))
-        return
+    child.run(ToDecoder, _prepare, UNUSABLE)
+
+
+def _prepare(channel: BlockingChannel[ToDecoder]) -> child.Work:
     _warm_up()
-    confinement.end_with(sock)
-    confinement.confine()
-    try:
-        channel.send(Ready())
-        while True:
-            order = channel.receive()
-            if not isinstance(order, Open):
-                raise SystemExit(f"a {type(order).__name__} came in the place of an Open")
-            channel.send(Begun())
-            channel.send(_answer(order, channel))
-    except ChannelClosed:
-        return
+    return child.Work(
+        memory_bytes=MEMORY_BYTES,
+        cpu_seconds=_cpu_seconds,
+        answer=lambda order: _answer(order, channel),
+        no_memory="the file needs more memory to be decoded than a decoder may have",
+    )
 
 
-def _answer(order: Open, channel: BlockingChannel[ToDecoder]) -> FromDecoder:
-    """Decodes a file, sends its sound, and returns the last message about it."""
-    confinement.allow_cpu(order.max_seconds)
+def _cpu_seconds(order: ToDecoder) -> float:
+    if not isinstance(order, Open):
+        raise SystemExit(f"a {type(order).__name__} came instead of an Open")
+    return CPU_SECONDS + order.max_seconds / SOUND_PER_CPU_SECOND
+
+
+def _answer(order: Open, channel: BlockingChannel[ToDecoder]) -> Ended:
+    """Decodes a file, sends its sound, and returns the last message about it. Raises Refusal and MemoryError."""
     try:
         _decode(order, channel)
-    except Refusal as refusal:
-        return Refused(refusal.message)
-    except MemoryError:
-        return Refused(MEMORY)
-    except ChannelClosed:
+    except (Refusal, MemoryError, ChannelClosed):
         raise
     except Exception as error:
         # Any other error of a library is about the file. Its text may quote the file and is not sent.
-        return Refused(f"the file cannot be decoded ({type(error).__name__})")
+        raise Refusal(f"the file cannot be decoded ({type(error).__name__})") from None
     return Ended()
 
 
@@ -87,7 +74,7 @@ def _decode(order: Open, channel: BlockingChannel[ToDecoder]) -> None:
     mixer = Mixer(lambda samples: channel.send(Decoded(samples)), order.max_seconds)
     file: TaggedFile | Feed
     if order.path:
-        with confinement.may_open():
+        with may_open():
             file = TaggedFile(order.path)
         channel.send(Opened())
     else:

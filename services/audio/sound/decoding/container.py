@@ -18,9 +18,10 @@ from av.error import FFmpegError
 
 from services.audio.sound.decoding.feed import Feed
 from services.audio.sound.decoding.mixer import Mixer
-from services.audio.sound.decoding.refusal import FORMATS, Refusal
 from services.audio.sound.decoding.tagged_file import HEADER_BYTES, MAX_TAGS, TaggedFile, tag_bytes
+from services.sandbox.child import Refusal
 
+FORMATS = "wav, mp3, m4a, mp4, aac, ogg, opus, flac and webm"  # as callers know them
 CONTAINERS = ("wav", "w64", "mp3", "mov", "aac", "ogg", "flac", "matroska")
 CODECS = (
     *("mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float", "aac", "alac", "flac", "vorbis", "opus", "libopus"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from services.audio.sound.decoding.messages import Chunk, Hungry, ToDecoder
-from services.audio.sound.decoding.refusal import Refusal
+from services.sandbox.child import Refusal
 from services.worker.channel import BlockingChannel, ChannelClosed
 
 CHUNK_BYTES = 64 * 1024
@@ -53,12 +53,12 @@ class Feed:
         if self._ended:
             return b""
         if self._silent > SILENT_BYTES:
-            raise Refusal(f"{self._silent} bytes came in a row that hold no sound")
+            raise Refusal(f"{self._silent} consecutive bytes contain no sound")
         self._before_waiting()
         self._channel.send(Hungry(CHUNK_BYTES))
         chunk = self._channel.receive()
         if not isinstance(chunk, Chunk):
-            raise ChannelClosed(f"a {type(chunk).__name__} came in the place of a Chunk")
+            raise ChannelClosed(f"a {type(chunk).__name__} came instead of a Chunk")
         self._ended = not chunk.data
         self._silent += len(chunk.data)
         self.received += len(chunk.data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.messages import Begun, Ready, Unusable
+from services.sandbox.messages import Begun, Ready, Refused, Unusable
 
 SAMPLE_RATE = 16_000  # of all decoded sound: one channel, int16 little-endian
 BYTES_PER_SAMPLE = 2
@@ -61,13 +61,6 @@ class Decoded:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """All sound has been sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The file cannot be decoded; the message is for the caller."""
-
-    message: str
 
 
 ToDecoder = Open | Chunk

@@ -7,8 +7,8 @@ import av
 from services.audio.sound.decoding.feed import Feed
 from services.audio.sound.decoding.messages import Pcm
 from services.audio.sound.decoding.mixer import Mixer
-from services.audio.sound.decoding.refusal import Refusal
 from services.audio.sound.decoding.tagged_file import TaggedFile
+from services.sandbox.child import Refusal
 
 SAMPLES = {"s16le": ("s16", 2), "f32le": ("flt", 4)}  # ffmpeg's name, bytes per sample
 PIECE_BYTES = 64 * 1024

@@ -5,22 +5,10 @@ This process contains hostile files: it may use few resources, cannot open files
 
 from __future__ import annotations
 
-import socket
-import sys
-
-from services.image.pictures.coding.messages import (
-    Allow,
-    Decode,
-    Encode,
-    Fit,
-    FromCodec,
-    Refused,
-    ToCodec,
-)
-from services.image.pictures.coding.refusal import Refusal
-from services.sandbox import limits as confinement
-from services.sandbox.messages import Begun, Ready, Unusable
-from services.worker.channel import BlockingChannel, ChannelClosed
+from services.image.pictures.coding.messages import Allow, Decode, Decoded, Encode, Encoded, Fit, ToCodec
+from services.sandbox import child
+from services.sandbox.child import Refusal
+from services.worker.channel import BlockingChannel
 
 try:
     # Pillow imports these when it meets such a file; by then the process can import nothing any more.
@@ -28,9 +16,9 @@ try:
 
     from services.image.pictures.coding import reading, writing
 except ModuleNotFoundError as error:
-    MISSING = error.name
+    UNUSABLE = f"pictures cannot be read here: the Python package {error.name!r} is not installed"
 else:
-    MISSING = None
+    UNUSABLE = ""
     PLUGINS = (JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin)
 
 MEMORY_BYTES = 256 * 1024 * 1024  # in addition to the libraries' own
@@ -40,40 +28,29 @@ CPU_SECONDS = 20.0  # per file: the largest takes one or two
 
 def main() -> None:
     """Reads and writes files until the service closes the channel."""
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    channel: BlockingChannel[ToCodec] = BlockingChannel(sock, ToCodec)
-    if MISSING:
-        channel.send(Unusable(f"pictures cannot be read here: the Python package {MISSING!r} is not installed"))
-        return
-    try:
-        allowed = channel.receive()
-        if not isinstance(allowed, Allow):
-            raise SystemExit(f"a {type(allowed).__name__} came in the place of an Allow")
-        _warm_up()
-        confinement.end_with(sock)
-        confinement.confine(MEMORY_BYTES + BYTES_PER_PIXEL * allowed.max_pixels)
-        channel.send(Ready())
-        while True:
-            order = channel.receive()
-            channel.send(Begun())
-            confinement.allow_cpu(CPU_SECONDS)
-            channel.send(_answer(order, allowed.max_pixels))
-    except ChannelClosed:
-        return
+    child.run(ToCodec, _prepare, UNUSABLE)
 
 
-def _answer(order: ToCodec, max_pixels: int) -> FromCodec:
-    """Runs an order and returns the answer message."""
-    try:
-        if isinstance(order, Decode):
-            return reading.read(order, max_pixels)
-        if isinstance(order, Encode):
-            return writing.write(order)
-        return Refused(f"a codec has no use for {type(order).__name__}", "")
-    except Refusal as refusal:
-        return Refused(refusal.message, refusal.param)
-    except MemoryError:
-        return Refused("the picture needs more memory than a codec may have", "")
+def _prepare(channel: BlockingChannel[ToCodec]) -> child.Work:
+    allowed = channel.receive()
+    if not isinstance(allowed, Allow):
+        raise SystemExit(f"a {type(allowed).__name__} came instead of an Allow")
+    _warm_up()
+    return child.Work(
+        memory_bytes=MEMORY_BYTES + BYTES_PER_PIXEL * allowed.max_pixels,
+        cpu_seconds=lambda _: CPU_SECONDS,
+        answer=lambda order: _answer(order, allowed.max_pixels),
+        no_memory="the picture needs more memory than a codec may have",
+    )
+
+
+def _answer(order: ToCodec, max_pixels: int) -> Decoded | Encoded:
+    """Carries out an order. Raises Refusal and MemoryError."""
+    if isinstance(order, Decode):
+        return reading.read(order, max_pixels)
+    if isinstance(order, Encode):
+        return writing.write(order)
+    raise Refusal(f"a codec has no use for {type(order).__name__}")
 
 
 def _warm_up() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.messages import Begun, Ready, Unusable
+from services.sandbox.messages import Begun, Ready, Refused, Unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,6 @@ class Encoded:
     """An encoded file."""
 
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The file cannot be read; `message` is for the caller."""
-
-    message: str
-    param: str  # image or mask; empty: neither is the cause
 
 
 ToCodec = Allow | Decode | Encode

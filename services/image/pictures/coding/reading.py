@@ -1,19 +1,79 @@
-"""Decodes uploaded files to pixels: checked before decoding, upright, and scaled to a size that the model draws."""
+"""Decodes uploaded files to pixels: checked before decoding, upright, and scaled to a size that the model draws.
+
+Libraries allocate memory for a picture before they report its size, so the format and the size are read from the file's
+first bytes.
+"""
 
 from __future__ import annotations
 
 import io
+import math
+import struct
 
 from PIL import Image, ImageChops, ImageOps
 
-from services.image.pictures.coding.fitting import fitted
-from services.image.pictures.coding.header import kind_of, size_of
-from services.image.pictures.coding.messages import Decode, Decoded
-from services.image.pictures.coding.refusal import Refusal
+from services.image.pictures.coding.messages import Decode, Decoded, Fit
+from services.sandbox.child import Refusal
 
+PNG = b"\x89PNG\r\n\x1a\n"
+JPEG = b"\xff\xd8\xff"
+WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED = b"VP8 ", b"VP8L", b"VP8X"
+WEBP_HEADER_BYTES = 30
 OPAQUE = 255
 HALF = 128  # alpha below which a pixel counts as transparent
 DEPTH_16 = "I;16"
+
+
+def kind_of(data: bytes) -> str:
+    """Returns PNG, JPEG or WEBP, which are Pillow's names; empty for anything else."""
+    if data.startswith(PNG):
+        return "PNG"
+    if data.startswith(JPEG):
+        return "JPEG"
+    return "WEBP" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else ""
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Returns width and height; None if they are not at the beginning, as in a JPEG, or the file is cut off."""
+    if data.startswith(PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
+        return width, height
+    return _webp(data) if kind_of(data) == "WEBP" and len(data) >= WEBP_HEADER_BYTES else None
+
+
+def _webp(data: bytes) -> tuple[int, int] | None:
+    chunk = data[12:16]
+    if chunk == WEBP_EXTENDED:
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if chunk == WEBP_LOSSLESS:
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if chunk == WEBP_LOSSY:
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def fitted(width: int, height: int, fit: Fit) -> tuple[int, int]:
+    """Returns the size for a `width` x `height` picture: its shape, with as many pixels as `fit`, within its limits."""
+    if fit.exact:
+        return fit.width, fit.height
+    scale = math.sqrt(fit.width * fit.height / (width * height))
+    sides = [_side(width * scale, fit), _side(height * scale, fit)]
+    while sides[0] * sides[1] > fit.max_pixels:
+        longer = 0 if sides[0] >= sides[1] else 1
+        shorter = sides[longer] - fit.multiple_of
+        if shorter < fit.min_side:
+            break  # no size within these limits is small enough: the caller reports that
+        sides[longer] = shorter
+    return sides[0], sides[1]
+
+
+def _side(length: float, fit: Fit) -> int:
+    step = fit.multiple_of
+    lowest = -(-fit.min_side // step) * step
+    highest = fit.max_side // step * step
+    return min(max(round(length / step) * step, lowest), highest)
 
 
 def read(order: Decode, max_pixels: int) -> Decoded:
@@ -34,7 +94,7 @@ def read(order: Decode, max_pixels: int) -> Decoded:
 def _upright(data: bytes, param: str, max_pixels: int) -> Image.Image:
     kind = kind_of(data)
     if not kind:
-        raise Refusal(f"'{param}' is no PNG, JPEG or WebP file.", param)
+        raise Refusal(f"'{param}' is not a PNG, JPEG or WebP file.", param)
     _check_pixels(size_of(data), param, max_pixels)
     try:
         image = Image.open(io.BytesIO(data), formats=(kind,))
@@ -88,9 +148,9 @@ def _mask(data: bytes, size: tuple[int, int], max_pixels: int) -> Image.Image:
         raise Refusal(f"'mask' is {mine} pixels large; it must have the size of 'image', {its}.", "mask")
     alpha = _alpha(mask)
     if alpha is None:
-        raise Refusal("'mask' has no alpha channel: its transparent areas say where the image is drawn over.", "mask")
+        raise Refusal("'mask' has no alpha channel: its transparent areas mark where to edit the image.", "mask")
     if _all_opaque(alpha):
-        raise Refusal("'mask' has no transparent area: it says that nothing is drawn over.", "mask")
+        raise Refusal("'mask' has no transparent area: it marks nothing to edit.", "mask")
     return ImageChops.invert(alpha)
 
 

@@ -19,12 +19,14 @@ from services.text.chat import Chat
 from services.text.completion import Completion
 from services.text.completions import Completions
 from services.text.embeddings import Embeddings
+from services.text.manager import TextModels
 
 
 class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     """The REST facade of the text service."""
 
-    def __init__(self, chat: Chat, completions: Completions, embeddings: Embeddings) -> None:
+    def __init__(self, models: TextModels, chat: Chat, completions: Completions, embeddings: Embeddings) -> None:
+        self._models = models
         self._chat = chat
         self._completions = completions
         self._embeddings = embeddings
@@ -34,34 +36,35 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
-        asked, chat_request = read_request(request)
-        call.model = await self._chat.model_id(chat_request.model)
+        body, chat_request = read_request(request)
+        stored = await self._models.find(chat_request.model)
+        call.model = stored.id
         logprobs = chat_request.logprobs is not None
-        async with self._chat.complete(chat_request, call.client) as completion:
+        async with self._chat.complete(stored, chat_request, call.client) as completion:
             head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
-            if asked.stream:
-                include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+            if body.stream:
+                include_usage = bool(body.stream_options and body.stream_options.include_usage)
                 chunks = ChunkWriter(head, include_usage=include_usage, logprobs=logprobs)
                 await _stream(completion, chunks, include_usage, call)
             else:
                 await completion.whole()
-                said = [choice.said for choice in completion.choices]
-                await call.send(json_body(completion_object(head, said, completion.usage, logprobs=logprobs)))
-            call.facts["usage"] = _facts(completion)
+                answers = [choice.content for choice in completion.choices]
+                await call.send(json_body(completion_object(head, answers, completion.usage, logprobs=logprobs)))
+            call.facts["usage"] = completion.usage.facts
 
     @facade(operation="text_completion")
     async def CreateCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Completes a text (the legacy endpoint)."""
-        await create_completion(self._completions, request, call)
+        await create_completion(self._models, self._completions, request, call)
 
     @facade(operation="embeddings")
     async def CreateEmbedding(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Computes embedding vectors of the inputs."""
-        await create_embedding(self._embeddings, request, call)
+        await create_embedding(self._models, self._embeddings, request, call)
 
 
 async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:
@@ -79,8 +82,3 @@ async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bo
             events.append(chunks.usage(completion.usage))
         end = (sse.DONE,) if completion.finished else ()
         await call.send(sse.body((*map(sse.data, events), *end)))
-
-
-def _facts(completion: Completion) -> dict[str, int]:
-    usage = completion.usage
-    return {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens, "completion": usage.completion_tokens}

@@ -11,7 +11,8 @@ from typing import Any
 
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, Said, TextDelta
+from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
+from services.text.running_answer import AnswerContent
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -30,7 +31,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def completion_object(head: dict[str, Any], said: Sequence[Said], usage: Usage, *, logprobs: bool) -> dict[str, Any]:
+def completion_object(
+    head: dict[str, Any], answers: Sequence[AnswerContent], usage: Usage, *, logprobs: bool
+) -> dict[str, Any]:
     """Builds a complete `chat.completion`; `head` holds id, created and model."""
     return {
         "id": head["id"],
@@ -44,7 +47,7 @@ def completion_object(head: dict[str, Any], said: Sequence[Said], usage: Usage, 
                 "logprobs": _logprobs(answer.logprobs) if logprobs else None,
                 "finish_reason": answer.finish,
             }
-            for index, answer in enumerate(said)
+            for index, answer in enumerate(answers)
         ],
         "usage": usage_object(usage),
         "service_tier": "default",
@@ -52,29 +55,33 @@ def completion_object(head: dict[str, Any], said: Sequence[Said], usage: Usage, 
     }
 
 
-def _message(said: Said) -> dict[str, Any]:
+def _message(answer: AnswerContent) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": said.text or (None if said.calls else ""),
+        "content": answer.text or (None if answer.calls else ""),
         "refusal": None,
         "annotations": [],
     }
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.calls:
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in said.calls
+            for call in answer.calls
         ]
     return message
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    content = [
+    return {"content": token_objects(tokens), "refusal": None}
+
+
+def token_objects(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Builds the objects with the log probabilities of tokens."""
+    return [
         {**_token(token.piece, token.logprob), "top_logprobs": [_token(piece, logprob) for piece, logprob in token.top]}
         for token in tokens
     ]
-    return {"content": content, "refusal": None}
 
 
 def _token(piece: bytes, logprob: float) -> dict[str, Any]:
@@ -102,21 +109,21 @@ class ChunkWriter:
         """Builds the first chunk of a choice."""
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def event(self, index: int, event: ChoiceEvent) -> dict[str, Any]:
+    def event(self, index: int, event: AnswerEvent) -> dict[str, Any]:
         """Builds the chunk for an event of a choice."""
         if isinstance(event, TextDelta):
             logprobs = _logprobs(event.logprobs) if self._logprobs and event.logprobs else None
             return self._chunk(index, {"content": event.text}, logprobs=logprobs)
         if isinstance(event, ReasoningDelta):
             return self._chunk(index, {"reasoning_content": event.text})
-        if isinstance(event, CallBegun):
+        if isinstance(event, CallStarted):
             function = {"name": event.name, "arguments": ""}
             call = {"index": event.index, "id": event.id, "type": "function", "function": function}
             return self._chunk(index, {"tool_calls": [call]})
-        if isinstance(event, CallDelta):
-            call = {"index": event.index, "function": {"arguments": event.arguments}}
+        if isinstance(event, CallArguments):
+            call = {"index": event.index, "function": {"arguments": event.text}}
             return self._chunk(index, {"tool_calls": [call]})
-        return self._chunk(index, {}, finish=_reason(event))
+        return self._chunk(index, {}, finish=event.reason)
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """Builds the final usage chunk, which has no choices; sent only if requested."""
@@ -127,7 +134,3 @@ class ChunkWriter:
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head, "choices": [choice], **self._tail}
-
-
-def _reason(event: Finished) -> str:
-    return event.reason

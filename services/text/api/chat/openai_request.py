@@ -24,9 +24,7 @@ from services.text.api.chat.openai_tools import (
     output_of,
     tools_of,
 )
-from services.text.api.notes import check_metadata
-from services.text.api.openai_neutral import refuse_others
-from services.text.api.openai_sampling import SamplingBody, sampling_of
+from services.text.api.openai_request import SamplingBody, check_metadata, refuse_others, sampling_of
 from services.text.conversation import ChatRequest, Message, ReasoningEffort, ToolCall
 from services.text.engine.sampling import SamplingParams
 
@@ -133,7 +131,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         InvalidRequest: a type or value is wrong; the error names the parameter.
         Unsupported: a parameter or content is not supported; the error names it.
     """
-    request = body.decode(raw, ChatCompletionRequest)
+    request = body.decode(raw, ChatCompletionRequest, {"messages": limits.MAX_MESSAGES})
     _refuse_unsupported(request)
     check_metadata(request.metadata or {})
     if request.max_tokens is not None and request.max_completion_tokens is not None:

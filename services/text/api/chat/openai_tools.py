@@ -9,6 +9,7 @@ import msgspec
 
 from services.errors import InvalidRequest, Unsupported
 from services.text.conversation import OutputFormat, Tool, ToolChoice
+from services.text.limits import checked_choice
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -119,24 +120,24 @@ def choice_of(choice: ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoic
     if choice is None:
         return ToolChoice()
     if isinstance(choice, str):
-        if choice == "required" and not tools:
-            raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param="tool_choice")
-        return ToolChoice(mode=choice)
+        return checked_choice(choice, (), tools)
     if isinstance(choice, AllowedToolsChoice):
         names = [_name(tool) for tool in choice.allowed_tools.tools]
-        return ToolChoice(mode=choice.allowed_tools.mode, names=_known(names, tools))
-    return ToolChoice(mode="required", names=_known([_name(choice)], tools))
+        if not names:
+            raise InvalidRequest("'tool_choice.allowed_tools.tools' is empty.", param="tool_choice")
+        return checked_choice(choice.allowed_tools.mode, names, tools)
+    return checked_choice("required", [_name(choice)], tools)
 
 
-def output_of(wanted: ResponseFormat | None) -> OutputFormat:
+def output_of(given: ResponseFormat | None) -> OutputFormat:
     """Converts a response format to the core's type. Raises InvalidRequest if a schema is missing."""
-    if isinstance(wanted, JsonObjectFormat):
+    if isinstance(given, JsonObjectFormat):
         return OutputFormat(kind="json_object")
-    if isinstance(wanted, JsonSchemaFormat):
-        if wanted.json_schema.schema is None:
+    if isinstance(given, JsonSchemaFormat):
+        if given.json_schema.schema is None:
             param = "response_format.json_schema.schema"
             raise InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
-        return OutputFormat(kind="json_schema", schema=wanted.json_schema.schema)
+        return OutputFormat(kind="json_schema", schema=given.json_schema.schema)
     return OutputFormat()
 
 
@@ -144,13 +145,3 @@ def _name(tool: NamedFunction | NamedCustom) -> str:
     if isinstance(tool, NamedCustom):
         raise Unsupported("'tool_choice': tools of type 'custom' are not supported.", param="tool_choice")
     return tool.function.name
-
-
-def _known(names: Sequence[str], tools: Sequence[Tool]) -> frozenset[str]:
-    there = {tool.name for tool in tools}
-    for name in names:
-        if name not in there:
-            raise InvalidRequest(f"'tool_choice' names {name!r}, which is not among 'tools'.", param="tool_choice")
-    if not names:
-        raise InvalidRequest("'tool_choice.allowed_tools.tools' is empty.", param="tool_choice")
-    return frozenset(names)

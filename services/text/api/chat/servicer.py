@@ -6,14 +6,12 @@ from typing import Any, Literal, get_args
 
 import msgspec
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
-from google.protobuf import timestamp_pb2
 
 from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
 from services.text import limits
-from services.text.api.chat.messages import choice_message, event_message, usage_message
+from services.text.api.chat.messages import choice_message, event_message, timestamp, usage_message
 from services.text.chat import Chat
-from services.text.completion import Completion
 from services.text.conversation import (
     ChatRequest,
     Message,
@@ -25,6 +23,7 @@ from services.text.conversation import (
     ToolChoice,
 )
 from services.text.engine.sampling import SamplingParams
+from services.text.manager import TextModels
 
 AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
 
@@ -46,7 +45,8 @@ _MODES: dict[int, Literal["auto", "none", "required"]] = {
 class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     """The typed chat API."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, models: TextModels, chat: Chat) -> None:
+        self._models = models
         self._chat = chat
 
     @typed(operation="chat")
@@ -55,14 +55,16 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     ) -> chat_service_pb2.CreateChatCompletionResponse:
         """Returns the complete answer."""
         chat_request = read_request(request)
-        call.model = await self._chat.model_id(chat_request.model)
-        async with self._chat.complete(chat_request, call.client) as completion:
+        stored = await self._models.find(chat_request.model)
+        call.model = stored.id
+        async with self._chat.complete(stored, chat_request, call.client) as completion:
             await completion.whole()
+        call.facts["usage"] = completion.usage.facts
         return chat_service_pb2.CreateChatCompletionResponse(
             id=completion.id,
             model=completion.model_id,
-            create_time=_timestamp(completion),
-            choices=[choice_message(index, choice.said) for index, choice in enumerate(completion.choices)],
+            create_time=timestamp(completion.created),
+            choices=[choice_message(index, choice.content) for index, choice in enumerate(completion.choices)],
             usage=usage_message(completion.usage),
         )
 
@@ -72,12 +74,13 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     ) -> None:
         """Streams the answer token by token."""
         chat_request = read_request(request)
-        call.model = await self._chat.model_id(chat_request.model)
+        stored = await self._models.find(chat_request.model)
+        call.model = stored.id
         response = chat_service_pb2.StreamChatCompletionResponse
-        async with self._chat.complete(chat_request, call.client) as completion:
+        async with self._chat.complete(stored, chat_request, call.client) as completion:
             events = await completion.ready()
             started = chat_service_pb2.ChatStarted(
-                id=completion.id, model=completion.model_id, create_time=_timestamp(completion)
+                id=completion.id, model=completion.model_id, create_time=timestamp(completion.created)
             )
             await call.send(response(started=started))
             while events:
@@ -88,10 +91,12 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
                 index, event = last
                 await call.send(event_message(index, event, completion.usage if completion.finished else None))
                 events = await completion.ready()
+            call.facts["usage"] = completion.usage.facts
 
 
 def read_request(request: AnyRequest) -> ChatRequest:
     """Checks a request and converts it to the core's type. Raises InvalidRequest or Unsupported."""
+    limits.check_count("messages", len(request.messages))
     messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
     tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools))
     chat = ChatRequest(
@@ -143,13 +148,7 @@ def _tool_choice(choice: chat_pb2.ToolChoice, tools: tuple[Tool, ...]) -> ToolCh
     mode = _MODES.get(choice.mode)
     if mode is None:
         raise InvalidRequest(f"'tool_choice.mode' is {choice.mode}, which is not known.", param="tool_choice")
-    there = {tool.name for tool in tools}
-    for name in choice.names:
-        if name not in there:
-            raise InvalidRequest(f"'tool_choice' names {name!r}, which is not among 'tools'.", param="tool_choice")
-    if mode == "required" and not tools:
-        raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param="tool_choice")
-    return ToolChoice(mode=mode, names=frozenset(choice.names))
+    return limits.checked_choice(mode, choice.names, tools)
 
 
 def _output(output: chat_pb2.OutputFormat) -> OutputFormat:
@@ -196,7 +195,3 @@ def _sampling(params: chat_pb2.SamplingParameters) -> SamplingParams:
         max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
         ignore_eos=params.ignore_eos,
     )
-
-
-def _timestamp(completion: Completion) -> timestamp_pb2.Timestamp:
-    return timestamp_pb2.Timestamp(seconds=completion.created)

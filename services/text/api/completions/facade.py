@@ -12,24 +12,29 @@ from services.rpc.call import Call
 from services.text.api.completions.openai import LegacyWriter, read_request
 from services.text.completion import Completion
 from services.text.completions import CompletionRequest, Completions
-from services.text.running_answer import Finished, TextDelta
+from services.text.manager import TextModels
+from services.text.parsers.events import Finished, TextDelta
 
 
-async def create_completion(completions: Completions, request: httpbody_pb2.HttpBody, call: Call) -> None:
+async def create_completion(
+    models: TextModels, completions: Completions, raw: httpbody_pb2.HttpBody, call: Call
+) -> None:
     """Sends one JSON body, or server-sent events if the request sets `stream`."""
-    asked, wanted = read_request(request)
-    call.model = await completions.model_id(wanted.model)
-    async with completions.complete(wanted, call.client) as completion:
+    body, request = read_request(raw)
+    stored = await models.find(request.model)
+    call.model = stored.id
+    async with completions.complete(stored, request, call.client) as completion:
         head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
-        include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        writer = LegacyWriter(head, logprobs=wanted.logprobs is not None, include_usage=include_usage)
-        if asked.stream:
-            await _stream(completion, writer, wanted if asked.echo else None, include_usage, call)
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        writer = LegacyWriter(head, logprobs=request.logprobs is not None, include_usage=include_usage)
+        if body.stream:
+            await _stream(completion, writer, request if body.echo else None, include_usage, call)
         else:
             await completion.whole()
-            said = [choice.said for choice in completion.choices]
-            echoes = [_echo(wanted, completion, index) if asked.echo else "" for index in range(len(said))]
-            await call.send(json_body(writer.whole(said, echoes, completion.usage)))
+            answers = [choice.content for choice in completion.choices]
+            echoes = [_echo(request, completion, index) if body.echo else "" for index in range(len(answers))]
+            await call.send(json_body(writer.whole(answers, echoes, completion.usage)))
+        call.facts["usage"] = completion.usage.facts
 
 
 async def _stream(
@@ -53,7 +58,7 @@ async def _stream(
         await call.send(sse.body((*map(sse.data, events), *end)))
 
 
-def _echo(wanted: CompletionRequest, completion: Completion, index: int) -> str:
+def _echo(request: CompletionRequest, completion: Completion, index: int) -> str:
     """Returns a choice's prompt as text. The choice must have begun: the worker decodes prompts given as tokens."""
-    prompt = wanted.prompts[index // wanted.choices]
+    prompt = request.prompts[index // request.choices]
     return prompt if isinstance(prompt, str) else completion.choices[index].prompt

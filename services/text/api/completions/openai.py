@@ -16,12 +16,11 @@ from services.rest.openai import body
 from services.text import limits
 from services.text.api.chat.openai import usage_object
 from services.text.api.chat.openai_request import StreamOptions
-from services.text.api.openai_neutral import refuse_others
-from services.text.api.openai_sampling import SamplingBody, sampling_of
+from services.text.api.openai_request import SamplingBody, refuse_others, sampling_of
 from services.text.completions import CompletionRequest, Prompt
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.running_answer import Said
+from services.text.running_answer import AnswerContent
 
 DEFAULT_TOKENS = 16  # OpenAI's default of `max_tokens`
 MAX_PROMPTS = 128
@@ -55,7 +54,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
     """
     request = body.decode(raw, LegacyRequest)
     if request.suffix:
-        raise Unsupported("'suffix' is not supported: the models here write on, they do not fill in.", param="suffix")
+        raise Unsupported("'suffix' is not supported: models continue a text, they do not fill in.", param="suffix")
     options = request.stream_options or StreamOptions()
     refuse_others([("stream_options.include_obfuscation", options.include_obfuscation, (False,))])
     if request.stream_options is not None and not request.stream:
@@ -116,11 +115,11 @@ class LegacyWriter:
         self._logprobs = logprobs
         self._offsets: dict[int, int] = {}  # characters sent so far, by choice
 
-    def whole(self, said: Sequence[Said], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
+    def whole(self, answers: Sequence[AnswerContent], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
         """Builds one object with all choices; `echoes` precede their texts."""
         choices = [
             self._choice(index, echo + answer.text, answer.logprobs, answer.finish)
-            for index, (answer, echo) in enumerate(zip(said, echoes, strict=True))
+            for index, (answer, echo) in enumerate(zip(answers, echoes, strict=True))
         ]
         return {**self._head, "choices": choices, "usage": usage_object(usage)}
 
@@ -135,10 +134,10 @@ class LegacyWriter:
         return {**self._head, "choices": [], "usage": usage_object(usage)}
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], finish: str | None) -> dict[str, Any]:
-        told = self._told(index, tokens) if self._logprobs and tokens else None
-        return {"text": text, "index": index, "logprobs": told, "finish_reason": finish}
+        logprobs = self._logprobs_object(index, tokens) if self._logprobs and tokens else None
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
-    def _told(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs_object(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         offsets, at = [], self._offsets.get(index, 0)
         for token in tokens:
             offsets.append(at)

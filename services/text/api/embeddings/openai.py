@@ -37,9 +37,9 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[EmbeddingsRequest, Embeddi
         message = f"'encoding_format' must be {' or '.join(_FORMATS)}, not {request.encoding_format[:40]!r}."
         raise InvalidRequest(message, param="encoding_format")
     inputs, param = _inputs(request.input)
-    wanted = EmbeddingRequest(model=request.model, inputs=inputs, dimensions=request.dimensions, param=param)
-    check(wanted)
-    return request, wanted
+    embedding_request = EmbeddingRequest(model=request.model, inputs=inputs, dimensions=request.dimensions, param=param)
+    check(embedding_request)
+    return request, embedding_request
 
 
 def _inputs(given: str | list[str | int | list[int]] | None) -> tuple[tuple[Input, ...], str]:
@@ -61,8 +61,8 @@ def body_pieces(embedding: Embedding, encoding: str | None) -> Iterator[bytes]:
     """Yields the response body in pieces of at least PIECE_BYTES."""
     piece = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(embedding.vectors):
-        told = base64.b64encode(vector).decode() if encoding == "base64" else numbers(vector)
-        piece += b"," * (index > 0) + _encode({"object": "embedding", "index": index, "embedding": told})
+        encoded = base64.b64encode(vector).decode() if encoding == "base64" else numbers(vector)
+        piece += b"," * (index > 0) + _encode({"object": "embedding", "index": index, "embedding": encoded})
         if len(piece) >= PIECE_BYTES:
             yield bytes(piece)
             piece.clear()

@@ -9,6 +9,7 @@ from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service
 from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
 from services.text.embeddings import EmbeddingRequest, Embeddings, Input, check, numbers
+from services.text.manager import TextModels
 
 AT_ONCE = 64  # vectors added to a message before the event loop runs other requests
 
@@ -16,7 +17,8 @@ AT_ONCE = 64  # vectors added to a message before the event loop runs other requ
 class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     """The typed embeddings API."""
 
-    def __init__(self, embeddings: Embeddings) -> None:
+    def __init__(self, models: TextModels, embeddings: Embeddings) -> None:
+        self._models = models
         self._embeddings = embeddings
 
     @typed(operation="embeddings")
@@ -24,16 +26,17 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
         self, request: embedding_service_pb2.CreateEmbeddingsRequest, call: Call
     ) -> embedding_service_pb2.CreateEmbeddingsResponse:
         """Computes embedding vectors of the inputs."""
-        wanted = EmbeddingRequest(
+        embedding_request = EmbeddingRequest(
             model=request.model,
             inputs=tuple(_input(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)),
             dimensions=request.dimensions if request.HasField("dimensions") else None,
             param="inputs[]",
         )
-        check(wanted)
-        call.model = await self._embeddings.model_id(wanted.model)
-        embedding = await self._embeddings.embed(wanted, call.client)
-        call.facts["usage"] = {"inputs": len(wanted.inputs), "prompt": embedding.tokens}
+        check(embedding_request)
+        stored = await self._models.find(embedding_request.model)
+        call.model = stored.id
+        embedding = await self._embeddings.embed(stored, embedding_request, call.client)
+        call.facts["usage"] = {"inputs": len(embedding_request.inputs), "prompt": embedding.tokens}
         response = embedding_service_pb2.CreateEmbeddingsResponse(
             model=embedding.model_id, input_tokens=embedding.tokens
         )

@@ -8,13 +8,12 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest, Unsupported
 from services.rest.facade import facade
 from services.rest.openai import sse
-from services.rest.openai.body import json_body
-from services.rest.parameter_names import called
+from services.rest.openai.body import called, json_body
 from services.rpc.call import Call
 from services.telemetry import metrics
 from services.text.api.responses.openai import EventWriter, items_object, response_object
-from services.text.api.responses.openai_request import CALLED, check_include, read_request
-from services.text.responses.response import Response, ResponseRequest
+from services.text.api.responses.openai_request import PARAMETER_NAMES, check_include, read_request
+from services.text.responses.response import ResponseRequest
 from services.text.responses.responses import Responses
 from services.text.responses.run import Run
 
@@ -33,28 +32,29 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
-        asked, wanted = read_request(request)
-        with called(CALLED):
-            call.model = await self._responses.model_id(wanted.model)
-            if wanted.asked.background:
-                await self._start(wanted, call, stream=bool(asked.stream))
+        body, response_request = read_request(request)
+        with called(PARAMETER_NAMES):
+            call.model = await self._responses.model_id(response_request.model)
+            if response_request.settings.background:
+                await self._start(response_request, call, stream=bool(body.stream))
                 return
-            async with self._responses.run(wanted, call.client) as run:
-                if asked.stream:
+            async with self._responses.run(response_request, call.client) as run:
+                if body.stream:
                     await _stream(run, call)
                 else:
                     await call.send(json_body(response_object(await run.whole())))
-            _note(run.response, call)
+            if usage := run.response.usage:
+                call.facts["usage"] = usage.facts
 
     @facade()
     async def CountInputTokens(  # noqa: N802
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Counts the tokens of an input."""
-        _, wanted = read_request(request)
-        with called(CALLED):
-            call.model = await self._responses.model_id(wanted.model)
-            count = await self._responses.count(wanted, call.client)
+        _, response_request = read_request(request)
+        with called(PARAMETER_NAMES):
+            call.model = await self._responses.model_id(response_request.model)
+            count = await self._responses.count(response_request, call.client)
         return json_body({"object": "response.input_tokens", "input_tokens": count})
 
     @facade()
@@ -106,8 +106,8 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         )
         return json_body(items_object(items, has_more=has_more))
 
-    async def _start(self, wanted: ResponseRequest, call: Call, *, stream: bool) -> None:
-        response = await self._responses.start(wanted, call.client)
+    async def _start(self, response_request: ResponseRequest, call: Call, *, stream: bool) -> None:
+        response = await self._responses.start(response_request, call.client)
         if stream:
             await self._follow(response.id, -1, call)
         else:
@@ -115,8 +115,8 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
 
     async def _follow(self, response_id: str, after: int, call: Call) -> None:
         writer = EventWriter()
-        async for told in self._responses.follow(response_id, call.client, after):
-            await call.send(sse.body(writer.event(event, number) for number, event in told))
+        async for events in self._responses.follow(response_id, call.client, after):
+            await call.send(sse.body(writer.event(event, number) for number, event in events))
         if not call.answering:  # no event follows that number
             await call.send(sse.body(()))
 
@@ -129,9 +129,3 @@ async def _stream(run: Run, call: Call) -> None:
     if run.failure:  # an event has reported it, so the call itself succeeds
         metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
         call.facts["failed"] = run.failure.code
-
-
-def _note(response: Response, call: Call) -> None:
-    if usage := response.usage:
-        tokens = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens, "completion": usage.completion_tokens}
-        call.facts["usage"] = tokens

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
 
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
-from google.protobuf import timestamp_pb2
 
 from services.errors import InvalidRequest
-from services.text.api.chat.messages import logprob_messages, usage_message
+from services.text.api.chat.messages import logprob_messages, timestamp, usage_message
 from services.text.conversation import Tool
 from services.text.engine.sampling import SamplingParams
 from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
@@ -20,14 +18,12 @@ from services.text.responses.item import (
     ItemReference,
     ItemStatus,
     MessageItem,
+    MessageRole,
     Part,
     ReasoningItem,
-    Speaker,
-    new_id,
+    given_id,
 )
-from services.text.responses.response import Asked, Response, Status
-
-MAX_ID = 256  # characters of an id that a caller supplies
+from services.text.responses.response import Response, ResponseSettings, Status
 
 _STATUSES: dict[Status, response_pb2.ResponseStatus.ValueType] = {
     "queued": response_pb2.RESPONSE_STATUS_QUEUED,
@@ -42,7 +38,7 @@ _ITEM_STATUSES: dict[ItemStatus, response_pb2.ItemStatus.ValueType] = {
     "completed": response_pb2.ITEM_STATUS_COMPLETED,
     "incomplete": response_pb2.ITEM_STATUS_INCOMPLETE,
 }
-_ROLES: dict[Speaker, chat_pb2.ChatRole.ValueType] = {
+_ROLES: dict[MessageRole, chat_pb2.ChatRole.ValueType] = {
     "system": chat_pb2.CHAT_ROLE_SYSTEM,
     "developer": chat_pb2.CHAT_ROLE_DEVELOPER,
     "user": chat_pb2.CHAT_ROLE_USER,
@@ -53,7 +49,7 @@ _MODES = {
     "none": chat_pb2.ToolChoice.MODE_NONE,
     "required": chat_pb2.ToolChoice.MODE_REQUIRED,
 }
-_SPEAKERS = {number: role for role, number in _ROLES.items()}
+_READ_ROLES = {number: role for role, number in _ROLES.items()}
 _READ_STATUSES = {number: status for status, number in _ITEM_STATUSES.items()}
 
 
@@ -62,7 +58,7 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
     kind = item.WhichOneof("kind")
     status = _READ_STATUSES.get(item.status, "completed")
     if kind == "message":
-        role = _SPEAKERS.get(item.message.role)
+        role = _READ_ROLES.get(item.message.role)
         if role is None:
             raise InvalidRequest(f"'{param}.message.role' is not set to a known role.", param=f"{param}.message.role")
         for at, part in enumerate(item.message.content):
@@ -73,15 +69,15 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
             Part(text=part.text or part.refusal, refusal=part.WhichOneof("part") == "refusal")
             for part in item.message.content
         )
-        return MessageItem(id=_id(item.id, "msg", param), role=role, content=content, status=status)
+        return MessageItem(id=given_id(item.id, "msg", param), role=role, content=content, status=status)
     if kind == "reasoning":
         thought = item.reasoning
         summary = tuple(thought.summary)
-        return ReasoningItem(id=_id(item.id, "rs", param), text=thought.text, summary=summary, status=status)
+        return ReasoningItem(id=given_id(item.id, "rs", param), text=thought.text, summary=summary, status=status)
     if kind == "function_call":
         call = item.function_call
         return FunctionCallItem(
-            id=_id(item.id, "fc", param),
+            id=given_id(item.id, "fc", param),
             call_id=_call_id(call.call_id, f"{param}.function_call"),
             name=call.name,
             arguments=call.arguments_json,
@@ -90,9 +86,11 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
     if kind == "function_call_output":
         result = item.function_call_output
         call_id = _call_id(result.call_id, f"{param}.function_call_output")
-        return FunctionOutputItem(id=_id(item.id, "fco", param), call_id=call_id, output=result.output, status=status)
+        return FunctionOutputItem(
+            id=given_id(item.id, "fco", param), call_id=call_id, output=result.output, status=status
+        )
     if kind == "item_reference":
-        return ItemReference(id=_id(item.item_reference, "msg", param))
+        return ItemReference(id=given_id(item.item_reference, "msg", param))
     raise InvalidRequest(f"'{param}' has no kind set.", param=param)
 
 
@@ -123,14 +121,14 @@ def response_message(response: Response) -> response_pb2.Response:
     return response_pb2.Response(
         id=response.id,
         model=response.model,
-        create_time=_timestamp(response.created),
-        complete_time=None if response.completed is None else _timestamp(response.completed),
+        create_time=timestamp(response.created),
+        complete_time=None if response.completed is None else timestamp(response.completed),
         status=_STATUSES[response.status],
         output=[item_message(item) for item in response.output],
         usage=usage_message(response.usage) if response.usage else None,
         failure=response_pb2.ResponseFailure(code=failure.code, message=failure.message) if failure else None,
         incomplete_reason=response.incomplete or "",
-        settings=_settings(response.asked),
+        settings=_settings(response.settings),
     )
 
 
@@ -174,34 +172,36 @@ def _field(event: Event) -> str:
     return fields[type(event)]
 
 
-def _settings(asked: Asked) -> response_pb2.ResponseSettings:
-    choice = asked.tool_choice
-    truncation = response_pb2.TRUNCATION_AUTO if asked.shorten else response_pb2.TRUNCATION_DISABLED
-    settings = response_pb2.ResponseSettings(
-        instructions=asked.instructions or "",
-        sampling=_sampling(asked.sampling),
-        tools=[_tool(tool) for tool in asked.tools],
+def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:
+    choice = settings.tool_choice
+    truncation = response_pb2.TRUNCATION_AUTO if settings.shorten else response_pb2.TRUNCATION_DISABLED
+    message = response_pb2.ResponseSettings(
+        instructions=settings.instructions or "",
+        sampling=_sampling(settings.sampling),
+        tools=[_tool(tool) for tool in settings.tools],
         tool_choice=chat_pb2.ToolChoice(mode=_MODES[choice.mode], names=sorted(choice.names)),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        top_logprobs=asked.logprobs,
-        reasoning_effort=asked.reasoning_effort,
-        previous_response_id=asked.previous_response_id or "",
-        store=bool(asked.store),
-        background=asked.background,
+        parallel_tool_calls=settings.parallel_tool_calls,
+        top_logprobs=settings.logprobs,
+        reasoning_effort=settings.reasoning_effort,
+        previous_response_id=settings.previous_response_id or "",
+        store=bool(settings.store),
+        background=settings.background,
         truncation=truncation,
-        metadata=asked.metadata,
-        prompt_cache_key=asked.prompt_cache_key or "",
+        metadata=settings.metadata,
+        prompt_cache_key=settings.prompt_cache_key or "",
     )
-    if asked.output.kind == "json_object":
-        settings.output_format.json_object = True
-    elif asked.output.kind == "json_schema":
-        settings.output_format.json_schema = json.dumps(asked.output.schema)
-    return settings
+    if settings.output.kind == "json_object":
+        message.output_format.json_object = True
+    elif settings.output.kind == "json_schema":
+        message.output_format.json_schema = json.dumps(settings.output.schema)
+    return message
 
 
 def _tool(tool: Tool) -> chat_pb2.Tool:
     parameters = "" if tool.parameters is None else json.dumps(tool.parameters)
-    return chat_pb2.Tool(name=tool.name, description=tool.description, parameters_json=parameters, strict=tool.strict)
+    return chat_pb2.Tool(
+        name=tool.name, description=tool.description, parameters_json=parameters, strict=bool(tool.strict)
+    )
 
 
 def _sampling(params: SamplingParams) -> chat_pb2.SamplingParameters:
@@ -227,18 +227,7 @@ def _text(item: Item) -> str:
     return item.text if isinstance(item, ReasoningItem) else ""
 
 
-def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:
-    return timestamp_pb2.Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
-
-
 def _call_id(given: str, param: str) -> str:
     if not given:
         raise InvalidRequest(f"'{param}.call_id' is missing.", param=f"{param}.call_id")
-    return _id(given, "fc", param)
-
-
-def _id(given: str, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
-    """Returns the caller's id, or a new one."""
-    if len(given) > MAX_ID:
-        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
-    return given or new_id(kind)
+    return given_id(given, "fc", param)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.rest.openai import sse
+from services.text.api.chat.openai import token_objects
 from services.text.api.responses.openai_tools import choice_object, format_object, tool_object
 from services.text.conversation import Usage
-from services.text.engine.messages import TokenLogprob
 from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, Progress
 from services.text.responses.item import FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
 from services.text.responses.response import Response
@@ -32,7 +32,7 @@ _DELTAS = {
 
 def response_object(response: Response) -> dict[str, Any]:
     """Builds a `response` object."""
-    asked = response.asked
+    settings = response.settings
     failure = response.failure
     error = failure and {"code": _ERROR_CODES.get(failure.code, "server_error"), "message": failure.message}
     return {
@@ -41,33 +41,33 @@ def response_object(response: Response) -> dict[str, Any]:
         "created_at": int(response.created),
         "completed_at": None if response.completed is None else int(response.completed),
         "status": response.status,
-        "background": asked.background,
+        "background": settings.background,
         "error": error,
         "incomplete_details": {"reason": response.incomplete} if response.incomplete else None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.sampling.max_tokens,
-        "max_tool_calls": asked.max_tool_calls,
+        "instructions": settings.instructions,
+        "max_output_tokens": settings.sampling.max_tokens,
+        "max_tool_calls": settings.max_tool_calls,
         "model": response.model,
         "output": [item_object(item) for item in response.output],
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": asked.prompt_cache_key,
-        "reasoning": {"effort": asked.reasoning_effort or None, "summary": asked.summary},
-        "safety_identifier": asked.safety_identifier,
+        "parallel_tool_calls": settings.parallel_tool_calls,
+        "previous_response_id": settings.previous_response_id,
+        "prompt_cache_key": settings.prompt_cache_key,
+        "reasoning": {"effort": settings.reasoning_effort or None, "summary": settings.summary},
+        "safety_identifier": settings.safety_identifier,
         "service_tier": "default",
-        "store": bool(asked.store),
-        "temperature": asked.sampling.temperature,
-        "text": {"format": format_object(asked.output, asked.output_name), "verbosity": "medium"},
-        "tool_choice": choice_object(asked.tool_choice),
-        "tools": [tool_object(tool) for tool in asked.tools],
-        "top_logprobs": asked.logprobs or 0,
-        "top_p": asked.sampling.top_p,
-        "presence_penalty": asked.sampling.presence_penalty,
-        "frequency_penalty": asked.sampling.frequency_penalty,
-        "truncation": "auto" if asked.shorten else "disabled",
+        "store": bool(settings.store),
+        "temperature": settings.sampling.temperature,
+        "text": {"format": format_object(settings.output, settings.output_name), "verbosity": "medium"},
+        "tool_choice": choice_object(settings.tool_choice),
+        "tools": [tool_object(tool) for tool in settings.tools],
+        "top_logprobs": settings.logprobs or 0,
+        "top_p": settings.sampling.top_p,
+        "presence_penalty": settings.sampling.presence_penalty,
+        "frequency_penalty": settings.sampling.frequency_penalty,
+        "truncation": "auto" if settings.shorten else "disabled",
         "usage": _usage(response.usage) if response.usage else None,
-        "user": asked.user,
-        "metadata": asked.metadata,
+        "user": settings.user,
+        "metadata": settings.metadata,
     }
 
 
@@ -126,13 +126,13 @@ def _event(event: Event) -> tuple[str, dict[str, Any]]:
         return f"response.output_item.{kind}", {"output_index": event.index, "item": item}
     if isinstance(event, Delta):
         place = _place(event.index, event.item, event.kind)
-        told = {"logprobs": _logprobs(event.logprobs)} if event.kind == "text" else {}
-        return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **told}
+        logprobs = {"logprobs": token_objects(event.logprobs)} if event.kind == "text" else {}
+        return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **logprobs}
     if isinstance(event, DeltaDone):
         place = _place(event.index, event.item, event.kind)
-        told = {"logprobs": _logprobs(event.logprobs)} if event.kind == "text" else {}
+        logprobs = {"logprobs": token_objects(event.logprobs)} if event.kind == "text" else {}
         key = "arguments" if event.kind == "arguments" else "text"
-        return f"{_DELTAS[event.kind]}.done", {**place, key: event.text, **told}
+        return f"{_DELTAS[event.kind]}.done", {**place, key: event.text, **logprobs}
     kind = "added" if isinstance(event, PartAdded) else "done"
     place = _place(event.index, event.item.id, "text")
     return f"response.content_part.{kind}", {**place, "part": _only_part(event.item)}
@@ -162,7 +162,7 @@ def _part(part: Part, role: str) -> dict[str, Any]:
         return {"type": "refusal", "refusal": part.text}
     if role != "assistant":
         return {"type": "input_text", "text": part.text}
-    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": _logprobs(part.logprobs)}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": token_objects(part.logprobs)}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -174,15 +174,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [
-        {**_token(token.piece, token.logprob), "top_logprobs": [_token(piece, logprob) for piece, logprob in token.top]}
-        for token in tokens
-    ]
-
-
-def _token(piece: bytes, logprob: float) -> dict[str, Any]:
-    """Includes the bytes because a token may be less than a character, which its text cannot show."""
-    return {"token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": logprob}

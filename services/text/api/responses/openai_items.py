@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,20 +16,20 @@ from services.text.responses.item import (
     ItemReference,
     ItemStatus,
     MessageItem,
+    MessageRole,
     Part,
     ReasoningItem,
-    Speaker,
+    given_id,
     new_id,
 )
 
-MAX_ID = 256  # characters of an id that a caller supplies
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 class MessageBody(msgspec.Struct):
     """A message; `type` may be missing."""
 
-    role: Speaker
+    role: MessageRole
     content: str | list[dict[str, Any]]
     id: str | None = None
     status: ItemStatus | None = None
@@ -86,18 +86,18 @@ def _item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
     if kind == "message":
         return _message(body.convert(given, MessageBody, param), param)
     if kind == "item_reference":
-        return ItemReference(id=_id(body.convert(given, ReferenceBody, param).id, "msg", param))
+        return ItemReference(id=given_id(body.convert(given, ReferenceBody, param).id, "msg", param))
     if kind == "reasoning":
         thought = body.convert(given, ReasoningBody, param)
         summary = [_text([part], f"{param}.summary[{at}]") for at, part in enumerate(thought.summary)]
         text = _text(thought.content or [], f"{param}.content")
         status = thought.status or "completed"
-        return ReasoningItem(id=_id(thought.id, "rs", param), text=text, summary=tuple(summary), status=status)
+        return ReasoningItem(id=given_id(thought.id, "rs", param), text=text, summary=tuple(summary), status=status)
     if kind == "function_call":
         call = body.convert(given, FunctionCallBody, param)
         return FunctionCallItem(
-            id=_id(call.id, "fc", param),
-            call_id=_id(call.call_id, "fc", param),
+            id=given_id(call.id, "fc", param),
+            call_id=given_id(call.call_id, "fc", param),
             name=call.name,
             arguments=call.arguments,
             status=call.status or "completed",
@@ -105,8 +105,8 @@ def _item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
     if kind == "function_call_output":
         result = body.convert(given, FunctionOutputBody, param)
         return FunctionOutputItem(
-            id=_id(result.id, "fco", param),
-            call_id=_id(result.call_id, "fco", param),
+            id=given_id(result.id, "fco", param),
+            call_id=given_id(result.call_id, "fco", param),
             output=_text(result.output, f"{param}.output"),
             status=result.status or "completed",
         )
@@ -120,7 +120,7 @@ def _message(message: MessageBody, param: str) -> MessageItem:
     else:
         parts = [_part(part, f"{param}.content[{at}]") for at, part in enumerate(content)]
     return MessageItem(
-        id=_id(message.id, "msg", param),
+        id=given_id(message.id, "msg", param),
         role=message.role,
         content=tuple(parts),
         status=message.status or "completed",
@@ -144,13 +144,6 @@ def _part(part: Mapping[str, Any], param: str) -> Part:
     if not isinstance(text, str):
         raise InvalidRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}")
     return Part(text=text, refusal=kind == "refusal")
-
-
-def _id(given: str | None, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
-    """Returns the caller's id, or a new one."""
-    if given is not None and len(given) > MAX_ID:
-        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
-    return given or new_id(kind)
 
 
 def _quoted(kind: object) -> str:

@@ -14,16 +14,14 @@ from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
-from services.text.api.notes import check_metadata
-from services.text.api.openai_neutral import refuse_others
-from services.text.api.openai_sampling import SamplingBody, sampling_of
+from services.text.api.openai_request import SamplingBody, check_metadata, refuse_others, sampling_of
 from services.text.api.responses.openai_items import items_of
 from services.text.api.responses.openai_tools import choice_of, format_of, tools_of
 from services.text.conversation import ReasoningEffort
-from services.text.responses.response import Asked, ResponseRequest
+from services.text.limits import MAX_MESSAGES, MAX_TOP_LOGPROBS
+from services.text.responses.response import ResponseRequest, ResponseSettings
 
 MAX_NOTE = 512  # characters of a value that is only returned to the caller
-MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
 # Values that change nothing here: they belong to items that this server never produces. Encrypted reasoning is one of
 # them because reasoning is always returned, and accepted, as plain text.
@@ -40,11 +38,11 @@ _NOTHING_TO_INCLUDE = frozenset(
 )
 
 # The names used here for parameters that have another name in the core and the worker.
-CALLED = {
+PARAMETER_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
-    "response_format": "text.format",
+    "response_format": "text.format.schema",
 }
 
 
@@ -126,7 +124,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
         InvalidRequest: a type or value is wrong; the error names the parameter.
         Unsupported: a parameter, an item or a tool is not supported; the error names it.
     """
-    request = body.decode(raw, ResponseBody)
+    request = body.decode(raw, ResponseBody, {"input": MAX_MESSAGES})
     _refuse_unsupported(request)
     if request.input is None and request.previous_response_id is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
@@ -134,25 +132,25 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     _check_notes(request)
     items = items_of(request.input if request.input is not None else [])
-    return request, ResponseRequest(model=request.model, input=items, asked=_asked(request))
+    return request, ResponseRequest(model=request.model, input=items, settings=_settings(request))
 
 
 def check_include(include: Iterable[str] | None) -> bool:
     """Returns True if log probabilities are requested. Raises Unsupported for any other unknown value."""
-    wanted = set(include or ())
-    for name in sorted(wanted - _NOTHING_TO_INCLUDE - {LOGPROBS}):
+    included = set(include or ())
+    for name in sorted(included - _NOTHING_TO_INCLUDE - {LOGPROBS}):
         raise Unsupported(f"'include': {name[:80]!r} is not supported by this server.", param="include")
-    return LOGPROBS in wanted
+    return LOGPROBS in included
 
 
-def _asked(request: ResponseBody) -> Asked:
+def _settings(request: ResponseBody) -> ResponseSettings:
     tools = tools_of(request.tools or ())
     output, name = format_of(request.text.format if request.text else None)
     reasoning = request.reasoning or ReasoningOptions()
     top = request.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {top}.", param="top_logprobs")
-    return Asked(
+    return ResponseSettings(
         instructions=request.instructions,
         sampling=sampling_of(request, request.max_output_tokens),
         tools=tools,

@@ -10,31 +10,22 @@ import msgspec
 
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
-from services.text.api.openai_neutral import refuse_others
+from services.text.api.chat.openai_tools import FunctionDefinition, FunctionName
+from services.text.api.openai_request import refuse_others
 from services.text.conversation import OutputFormat, Tool, ToolChoice
+from services.text.limits import checked_choice
 from services.text.responses.response import OutputName
-from services.text.schema import check_schema, check_size
+from services.text.schema import check_size
 
 _FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class FunctionBody(msgspec.Struct):
-    """A function, with the JSON Schema of its arguments. The last group of fields is declared only to be rejected."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+class FunctionBody(FunctionDefinition):
+    """A function, with the JSON Schema of its arguments. These fields are declared only to be rejected."""
 
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
     asynchronous: bool | None = msgspec.field(default=None, name="async")
-
-
-class NamedBody(msgspec.Struct):
-    """A function that must be called; in a list, one that may be called."""
-
-    name: str
 
 
 class AllowedBody(msgspec.Struct):
@@ -76,9 +67,7 @@ def choice_of(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> 
     if choice == "none":
         return ToolChoice(mode="none")
     if choice == "required":
-        if not tools:
-            raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param=param)
-        return ToolChoice(mode="required")
+        return checked_choice("required", (), tools)
     if isinstance(choice, str):
         raise InvalidRequest("'tool_choice' must be 'none', 'auto', 'required' or an object.", param=param)
     if choice.get("type") == "allowed_tools":
@@ -86,8 +75,8 @@ def choice_of(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> 
         names = [_name(one, f"{param}.tools[{at}]") for at, one in enumerate(allowed.tools)]
         if not names:
             raise InvalidRequest("'tool_choice.tools' is empty.", param=f"{param}.tools")
-        return ToolChoice(mode=allowed.mode, names=_known(names, tools))
-    return ToolChoice(mode="required", names=_known([_name(choice, param)], tools))
+        return checked_choice(allowed.mode, names, tools)
+    return checked_choice("required", [_name(choice, param)], tools)
 
 
 def format_of(given: Mapping[str, Any] | None) -> tuple[OutputFormat, OutputName]:
@@ -100,14 +89,13 @@ def format_of(given: Mapping[str, Any] | None) -> tuple[OutputFormat, OutputName
         return OutputFormat(kind="json_object"), OutputName()
     if kind != "json_schema":
         raise InvalidRequest(f"'{param}.type' must be 'text', 'json_object' or 'json_schema'.", param=f"{param}.type")
-    wanted = body.convert(given, SchemaBody, param)
-    if not _FORMAT_NAME.fullmatch(wanted.name):
-        message = f"'{param}.name' must be 1 to 64 letters, digits, '_' and '-', not {wanted.name[:80]!r}."
+    definition = body.convert(given, SchemaBody, param)
+    if not _FORMAT_NAME.fullmatch(definition.name):
+        message = f"'{param}.name' must be 1 to 64 letters, digits, '_' and '-', not {definition.name[:80]!r}."
         raise InvalidRequest(message, param=f"{param}.name")
-    name = OutputName(name=wanted.name, description=wanted.description, strict=wanted.strict)
-    check_size(wanted.schema, f"{param}.schema")
-    check_schema(wanted.schema, f"{param}.schema")
-    return OutputFormat(kind="json_schema", schema=wanted.schema), name
+    name = OutputName(name=definition.name, description=definition.description, strict=definition.strict)
+    check_size(definition.schema, f"{param}.schema")
+    return OutputFormat(kind="json_schema", schema=definition.schema), name
 
 
 def tool_object(tool: Tool) -> dict[str, Any]:
@@ -154,24 +142,13 @@ def _tool(given: Mapping[str, Any], param: str) -> Tool:
         name=function.name,
         description=function.description or "",
         parameters=function.parameters,
-        strict=_can_be_strict(function) if function.strict is None else function.strict,
+        strict=True if function.strict is None and function.parameters is None else function.strict,
     )
-
-
-def _can_be_strict(function: FunctionBody) -> bool:
-    if function.parameters is None:
-        return True
-    try:
-        check_size(function.parameters, "parameters")
-        check_schema(function.parameters, "parameters")
-    except InvalidRequest:
-        return False
-    return True
 
 
 def _name(given: Mapping[str, Any], param: str) -> str:
     _refuse_others(given, param)
-    return body.convert(given, NamedBody, param).name
+    return body.convert(given, FunctionName, param).name
 
 
 def _refuse_others(given: Mapping[str, Any], param: str) -> None:
@@ -180,12 +157,3 @@ def _refuse_others(given: Mapping[str, Any], param: str) -> None:
         raise InvalidRequest(f"Missing required parameter: '{param}.type'.", param=f"{param}.type")
     if kind != "function":
         raise Unsupported(f"'{param}': tools of type {str(kind)[:40]!r} are not supported.", param=param)
-
-
-def _known(names: Sequence[str], tools: Sequence[Tool]) -> frozenset[str]:
-    there = {tool.name for tool in tools}
-    for name in names:
-        if name not in there:
-            message = f"'tool_choice' names {name[:80]!r}, which is not among 'tools'."
-            raise InvalidRequest(message, param="tool_choice")
-    return frozenset(names)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from allm.text.v1 import chat_pb2, chat_service_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
 
 from services.errors import InvalidRequest, Unsupported
-from services.rest.parameter_names import called
+from services.rest.openai.body import called
 from services.rpc.call import Call, typed
 from services.telemetry import metrics
 from services.text import limits
 from services.text.api.chat import servicer as chat_servicer
-from services.text.api.notes import check_metadata
+from services.text.api.openai_request import check_metadata
 from services.text.api.responses.messages import event_message, item_message, read_item, response_message
 from services.text.conversation import ChatRequest
-from services.text.responses.response import Asked, ResponseRequest
+from services.text.responses.response import ResponseRequest, ResponseSettings
 from services.text.responses.responses import Responses
 
 AnyRequest = (
@@ -38,7 +38,7 @@ _SETTINGS = (
     "prompt_cache_key",
 )
 # The names used here for parameters that have another name in the core and the worker.
-CALLED = {
+PARAMETER_NAMES = {
     "messages": "input",
     "response_format": "settings.output_format.json_schema",
     "max_tokens": "settings.sampling.max_tokens",
@@ -57,14 +57,16 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
         self, request: response_service_pb2.CreateResponseRequest, call: Call
     ) -> response_service_pb2.CreateResponseResponse:
         """Returns the complete response, or a queued one if it runs in the background."""
-        with called(CALLED):
-            wanted = read_request(request)
-            call.model = await self._responses.model_id(wanted.model)
-            if wanted.asked.background:
-                response = await self._responses.start(wanted, call.client)
+        with called(PARAMETER_NAMES):
+            response_request = read_request(request)
+            call.model = await self._responses.model_id(response_request.model)
+            if response_request.settings.background:
+                response = await self._responses.start(response_request, call.client)
             else:
-                async with self._responses.run(wanted, call.client) as run:
+                async with self._responses.run(response_request, call.client) as run:
                     response = await run.whole()
+                if response.usage:
+                    call.facts["usage"] = response.usage.facts
         return response_service_pb2.CreateResponseResponse(response=response_message(response))
 
     @typed(operation="chat")
@@ -72,17 +74,19 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
         self, request: response_service_pb2.StreamResponseRequest, call: Call
     ) -> None:
         """Streams the response event by event."""
-        with called(CALLED):
-            wanted = read_request(request)
-            if wanted.asked.background:
+        with called(PARAMETER_NAMES):
+            response_request = read_request(request)
+            if response_request.settings.background:
                 raise Unsupported("'background' cannot be streamed here: poll with GetResponse.", param="background")
-            call.model = await self._responses.model_id(wanted.model)
+            call.model = await self._responses.model_id(response_request.model)
             number = 0
-            async with self._responses.run(wanted, call.client) as run:
+            async with self._responses.run(response_request, call.client) as run:
                 async for events in run.events():
                     for event in events:
                         await call.send(event_message(number, event))
                         number += 1
+            if run.response.usage:
+                call.facts["usage"] = run.response.usage.facts
             if run.failure:  # an event has reported it, so the call itself succeeds
                 metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
                 call.facts["failed"] = run.failure.code
@@ -134,10 +138,10 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
         self, request: response_service_pb2.CountInputTokensRequest, call: Call
     ) -> response_service_pb2.CountInputTokensResponse:
         """Counts the tokens of an input."""
-        with called(CALLED):
-            wanted = read_request(request)
-            call.model = await self._responses.model_id(wanted.model)
-            count = await self._responses.count(wanted, call.client)
+        with called(PARAMETER_NAMES):
+            response_request = read_request(request)
+            call.model = await self._responses.model_id(response_request.model)
+            count = await self._responses.count(response_request, call.client)
         return response_service_pb2.CountInputTokensResponse(input_tokens=count)
 
 
@@ -146,11 +150,11 @@ def read_request(request: AnyRequest) -> ResponseRequest:
     if len(request.input) > limits.MAX_MESSAGES:
         message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
         raise InvalidRequest(message, param="input")
-    settings = request.settings
-    check_metadata(settings.metadata)
-    chat = _chat(request.model, settings)
-    asked = Asked(
-        instructions=settings.instructions or None,
+    given = request.settings
+    check_metadata(given.metadata)
+    chat = _chat(request.model, given)
+    settings = ResponseSettings(
+        instructions=given.instructions or None,
         sampling=chat.sampling,
         tools=chat.tools,
         tool_choice=chat.tool_choice,
@@ -158,15 +162,15 @@ def read_request(request: AnyRequest) -> ResponseRequest:
         output=chat.output,
         logprobs=chat.logprobs,
         reasoning_effort=chat.reasoning_effort,
-        previous_response_id=settings.previous_response_id or None,
-        store=settings.store if settings.HasField("store") else None,
-        background=settings.background,
-        shorten=settings.truncation == response_pb2.TRUNCATION_AUTO,
-        metadata=dict(settings.metadata),
-        prompt_cache_key=settings.prompt_cache_key or None,
+        previous_response_id=given.previous_response_id or None,
+        store=given.store if given.HasField("store") else None,
+        background=given.background,
+        shorten=given.truncation == response_pb2.TRUNCATION_AUTO,
+        metadata=dict(given.metadata),
+        prompt_cache_key=given.prompt_cache_key or None,
     )
     items = tuple(read_item(item, f"input[{at}]") for at, item in enumerate(request.input))
-    return ResponseRequest(model=request.model, input=items, asked=asked)
+    return ResponseRequest(model=request.model, input=items, settings=settings)
 
 
 def _chat(model: str, settings: response_pb2.ResponseSettings) -> ChatRequest:

@@ -28,8 +28,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
+from services.text.engine.kv_cells import cache_cells, context_size
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import OutOfCells, Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
@@ -97,7 +97,7 @@ class LlamaEngine:
         return b"" if special and token in self._end_set else self._text_of(token, special)
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends the turn (any end-of-generation token of the model)."""
+        """Returns True if the token ends the turn (any end-of-generation token of the model)."""
         return token in self._end_set
 
     def sampler(
@@ -261,7 +261,7 @@ class LlamaEngine:
         return Vocabulary(tokens, control, self._ends.tolist(), self.tokenize)
 
     def _is_markup(self, token: int, text: bytes) -> bool:
-        """Whether a token is markup and not text. Grammars match markup only by its name."""
+        """Returns True if a token is markup and not text. Grammars match markup only by its name."""
         attributes = llama_cpp.llama_vocab_get_attr(self._vocab, token)
         if attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:
             return text.startswith(b"<|") and text.endswith(b"|>")

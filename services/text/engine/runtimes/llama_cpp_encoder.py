@@ -109,9 +109,7 @@ class LlamaEncoder:
             llama_cpp.llama_free(created)
             return self._create(options, limit, llama_cpp.LLAMA_POOLING_TYPE_MEAN)
         if pooling not in _POOLINGS:
-            message = (
-                f"{options.model_id} ranks or does something else: its pooling_type is {pooling}, it does not embed"
-            )
+            message = f"{options.model_id} does not embed: its pooling_type is {pooling}"
             raise EngineError("UNSUPPORTED", message)
         return created
 

@@ -11,6 +11,7 @@ from typing import Any
 import llama_cpp
 
 from services.text.engine.messages import EngineOptions
+from services.worker.ggml_devices import ggml_devices
 from services.worker.messages import EngineError
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,10 @@ _errors: list[str] = []
 
 
 def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any:
-    """Loads the file that the options name. Raises EngineError (MODEL_INVALID) if llama.cpp cannot read it."""
+    """Loads the file that the options name, with all layers on the GPU if one is requested.
+
+    Raises EngineError: MODEL_INVALID if llama.cpp cannot read it, UNSUPPORTED if it has no such GPU.
+    """
     llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
 
@@ -32,6 +36,9 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
         return True
 
     params = llama_cpp.llama_model_default_params()
+    # Without a GPU none may be seen: by default llama.cpp would still use one for large batches.
+    devices = (ctypes.c_void_p * 2)(_gpu(options) if options.gpu else None, None)  # ends with a null
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)
     params.n_gpu_layers = -1 if options.gpu else 0
     params.progress_callback = on_progress
     if not options.gpu:
@@ -41,6 +48,21 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
     if not model:
         raise EngineError("MODEL_INVALID", f"llama.cpp cannot load {options.path}: {last_error()}")
     return model
+
+
+def _gpu(options: EngineOptions) -> int:
+    """Returns the handle of the best GPU of the requested kind. Without this check llama.cpp would silently compute on
+    the processor.
+    """
+    found = ggml_devices() if llama_cpp.llama_supports_gpu_offload() else []
+    handle = next((one.handle for one in found if options.device in ("", one.kind)), None)
+    if handle is None:
+        wanted = options.device or "a GPU"
+        message = (
+            f"llama.cpp cannot compute on {wanted} in this process: make llama-cuda or make llama-vulkan builds it"
+        )
+        raise EngineError("UNSUPPORTED", message)
+    return handle
 
 
 def last_error() -> str:

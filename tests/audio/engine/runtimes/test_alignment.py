@@ -37,7 +37,7 @@ def test_the_way_is_the_cheapest_and_goes_from_corner_to_corner() -> None:
             assert costs[rows, columns].sum() == pytest.approx(cheapest(costs), abs=1e-4)
 
 
-def test_where_ways_are_equal_the_reference_goes_on_in_time_first() -> None:
+def test_reference_advances_in_time_first_on_ties() -> None:
     rows, columns = alignment.warp(np.zeros((2, 3)))
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [(0, 0), (1, 0), (1, 1), (1, 2)]
 

@@ -61,7 +61,7 @@ def test_a_folder_with_one_checkpoint_is_that_checkpoint(tmp_path: Path, stored:
     assert found.alignment_heads == stored.alignment_heads, "its size says which model it is"
 
 
-def test_heads_that_nobody_measured_are_the_upper_half(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
+def test_unmeasured_heads_are_the_upper_half(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
     size = vars(stored.dimensions) | {"n_text_layer": 2}
     kept = {name: tensor for name, tensor in stored.tensors.items() if not name.startswith("decoder.blocks.2")}
     torch.save({"dims": size, "model_state_dict": kept}, tmp_path / "distilled.pt")
@@ -75,15 +75,15 @@ class Unwanted:
 def test_damaged_and_hostile_checkpoints_are_named(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
     path = tmp_path / "cut.pt"
     path.write_bytes(tiny_en_pt().read_bytes()[:10_000_000])
-    _refused(path, r"cut\.pt is no Whisper checkpoint")
+    _refused(path, r"cut\.pt is not a Whisper checkpoint")
     torch.save({"dims": vars(stored.dimensions), "model_state_dict": {}, "more": Unwanted()}, path)
-    _refused(path, r"cut\.pt is no Whisper checkpoint: it names .*Unwanted, and only tensors may be in it")
+    _refused(path, r"cut\.pt is not a Whisper checkpoint: it names .*Unwanted, and only tensors may be in it")
     torch.save({"dims": vars(stored.dimensions)}, path)
-    _refused(path, r"cut\.pt is no Whisper checkpoint")
+    _refused(path, r"cut\.pt is not a Whisper checkpoint")
     torch.save({"dims": vars(stored.dimensions) | {"n_mels": 0}, "model_state_dict": {}}, path)
     _refused(path, r"cut\.pt: n_mels is 0")
     torch.save({"dims": vars(stored.dimensions) | {"n_vocab": 5000}, "model_state_dict": {}}, path)
-    _refused(path, "no vocabulary of a Whisper model of 5000")
+    _refused(path, "not a vocabulary of a Whisper model of 5000")
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:

@@ -95,7 +95,7 @@ def test_two_processes_make_one_folder_and_what_a_dead_one_left_goes(tmp_path: P
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [converted.name]
 
 
-def test_it_waits_for_whoever_is_at_it(tmp_path: Path, converted: Path) -> None:
+def test_it_waits_for_the_current_user(tmp_path: Path, converted: Path) -> None:
     """Another process holds the lock: progress is reported while it converts, and its result is used unchanged."""
     lock = VolumeLock(tmp_path / f"{converted.name}.lock")
     assert lock.take()

@@ -135,7 +135,7 @@ def test_words_are_where_the_library_and_the_other_runtime_find_them(
         assert [_moments(aligned[row])[at] for at in starts] == pytest.approx([word["start"] for word in words])
 
 
-def test_words_of_many_windows_are_placed_in_parts_that_memory_was_reckoned_for(
+def test_words_of_many_windows_are_aligned_in_parts_within_the_estimated_memory(
     faster_whisper: FasterWhisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = encoded(faster_whisper)
@@ -224,10 +224,10 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path) -> None:
     _refused(folder, "MODEL_INVALID", "vocabulary")
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_unsupported_features_are_reported() -> None:
     _refused(tiny_en_ct2(), "UNSUPPORTED", "cannot compute in float8", compute_type="float8")
     if not ctranslate2.get_cuda_device_count():
-        with pytest.raises(EngineError, match="a GPU is asked for"):
+        with pytest.raises(EngineError, match="a GPU is requested"):
             FasterWhisper(dataclasses.replace(options(tiny_en_ct2()), gpu=True), lambda _: None)
 
 

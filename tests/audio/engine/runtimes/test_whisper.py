@@ -94,7 +94,7 @@ def test_without_timestamps(openai_whisper: whisper_runtime.OpenAIWhisper, refer
     assert max(found.tokens) < vocabulary.eot
 
 
-def test_samples_are_drawn_anew_for_another_seed_only(openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
+def test_only_another_seed_changes_the_samples(openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
     windows = encoded(openai_whisper)[:2]
     drawn = [
         openai_whisper.decode(windows, [START, START], step(temperature=1.5, seed=seed, max_tokens=10))
@@ -169,7 +169,7 @@ def test_shorter_windows_share_calls_with_whole_ones(openai_whisper: whisper_run
     )
 
 
-def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
+def test_unsupported_features_are_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot compute in int8, but in float32, float16, bfloat16") as caught:
         whisper_runtime.OpenAIWhisper(options(tiny_en_pt(), compute_type="int8"), lambda _: None)
     assert caught.value.code == "UNSUPPORTED"
@@ -177,5 +177,5 @@ def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
         whisper_runtime.OpenAIWhisper(options(tmp_path / "nothing.pt"), lambda _: None)
     assert caught.value.code == "MODEL_INVALID"
     if not torch.cuda.is_available():
-        with pytest.raises(EngineError, match="a GPU is asked for"):
+        with pytest.raises(EngineError, match="a GPU is requested"):
             whisper_runtime.OpenAIWhisper(dataclasses.replace(options(tiny_en_pt()), gpu=True), lambda _: None)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from services.image.pictures.coding.header import kind_of, size_of
 from services.image.pictures.coding.messages import Decode, Decoded, Fit
-from services.image.pictures.coding.reading import read
-from services.image.pictures.coding.refusal import Refusal
+from services.image.pictures.coding.reading import kind_of, read, size_of
+from services.sandbox.child import Refusal
 from tests.case import case
 from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header
 
@@ -157,8 +156,8 @@ def test_files_with_flaws_are_read_or_refused(kind: str, options: dict[str, Any]
 
 def test_a_hostile_file_is_refused_with_what_is_wrong() -> None:
     for data, says in [
-        (b"GIF89a" + bytes(100), "no PNG, JPEG or WebP"),
-        (b"<svg/>", "no PNG, JPEG or WebP"),
+        (b"GIF89a" + bytes(100), "not a PNG, JPEG or WebP"),
+        (b"<svg/>", "not a PNG, JPEG or WebP"),
         (png_header(10_000, 10_000), r"100000000 pixels \(10000x10000\); at most 1000000"),
         (png_header(2**31 - 1, 2**31 - 1), "ALLM_MAX_IMAGE_PIXELS"),
         (png_header(0, 5), "damaged"),

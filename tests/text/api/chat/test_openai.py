@@ -11,14 +11,15 @@ from pydantic import BaseModel
 from services.text.api.chat.openai import ChunkWriter, completion_object, usage_object
 from services.text.conversation import ToolCall, Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.running_answer import CallBegun, CallDelta, Finished, ReasoningDelta, Said, TextDelta
+from services.text.parsers.events import CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
+from services.text.running_answer import AnswerContent
 
 HEAD = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3, reasoning_tokens=2)
 TOKEN = TokenLogprob(b"Hi", -0.25, [(b"Hi", -0.25), (b"\xf0\x9f", -1.5)])
 
 
-def whole(*said: Said, logprobs: bool = False) -> dict[str, Any]:
+def whole(*said: AnswerContent, logprobs: bool = False) -> dict[str, Any]:
     return completion_object(HEAD, said, USAGE, logprobs=logprobs)
 
 
@@ -34,7 +35,7 @@ def exactly(model: type[BaseModel], value: dict[str, Any], absent: set[str]) -> 
 
 
 def test_a_whole_completion_has_exactly_openais_fields() -> None:
-    value = whole(Said(text="Hi!", finish="stop"))
+    value = whole(AnswerContent(text="Hi!", finish="stop"))
     exactly(ChatCompletion, value, {"metadata", "moderation"})
     (choice,) = value["choices"]
     fields = ChatCompletion.model_fields["choices"].annotation.__args__[0].model_fields
@@ -47,12 +48,12 @@ def test_a_whole_completion_has_exactly_openais_fields() -> None:
     assert (value["object"], value["system_fingerprint"]) == ("chat.completion", None)
 
 
-def test_usage_adds_up_and_tells_what_was_cached() -> None:
+def test_usage_adds_up_and_includes_cached_tokens() -> None:
     value = usage_object(USAGE)
     assert (value["prompt_tokens"], value["completion_tokens"], value["total_tokens"]) == (10, 3, 13)
     assert value["prompt_tokens_details"]["cached_tokens"] == 4
     assert value["completion_tokens_details"]["reasoning_tokens"] == 2
-    parsed = ChatCompletion.model_validate(whole(Said(finish="length")), strict=True).usage
+    parsed = ChatCompletion.model_validate(whole(AnswerContent(finish="length")), strict=True).usage
     assert parsed.total_tokens == 13
     for part in (parsed, parsed.prompt_tokens_details, parsed.completion_tokens_details):
         assert not part.model_extra
@@ -98,7 +99,7 @@ def test_chunks_of_a_stream_do_not_share_what_can_change() -> None:
 
 
 def test_calls_and_thoughts_of_a_whole_completion() -> None:
-    said = Said(reasoning="hm", calls=[ToolCall(id="call_1", name="f", arguments="{}")], finish="tool_calls")
+    said = AnswerContent(reasoning="hm", calls=[ToolCall(id="call_1", name="f", arguments="{}")], finish="tool_calls")
     (choice,) = whole(said)["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -111,12 +112,12 @@ def test_calls_and_thoughts_of_a_whole_completion() -> None:
 
 
 def test_choices_are_numbered() -> None:
-    value = whole(Said(text="a", finish="stop"), Said(text="b", finish="length"))
+    value = whole(AnswerContent(text="a", finish="stop"), AnswerContent(text="b", finish="length"))
     assert [(choice["index"], choice["message"]["content"]) for choice in value["choices"]] == [(0, "a"), (1, "b")]
 
 
 def test_logprobs_are_openais() -> None:
-    (choice,) = whole(Said(text="Hi", logprobs=[TOKEN], finish="stop"), logprobs=True)["choices"]
+    (choice,) = whole(AnswerContent(text="Hi", logprobs=[TOKEN], finish="stop"), logprobs=True)["choices"]
     assert choice["logprobs"] == {
         "content": [
             {
@@ -131,7 +132,9 @@ def test_logprobs_are_openais() -> None:
         ],
         "refusal": None,
     }
-    ChatCompletion.model_validate(whole(Said(text="Hi", logprobs=[TOKEN], finish="stop"), logprobs=True), strict=True)
+    ChatCompletion.model_validate(
+        whole(AnswerContent(text="Hi", logprobs=[TOKEN], finish="stop"), logprobs=True), strict=True
+    )
     chunk = writer(logprobs=True).event(0, TextDelta("Hi", (TOKEN,)))
     assert chunk["choices"][0]["logprobs"] == choice["logprobs"]
     ChatCompletionChunk.model_validate(chunk, strict=True)
@@ -139,7 +142,7 @@ def test_logprobs_are_openais() -> None:
 
 def test_chunks_of_calls_and_thoughts() -> None:
     chunks = writer()
-    events = [ReasoningDelta("hm"), CallBegun(0, "call_1", "f"), CallDelta(0, '{"a"'), CallDelta(0, ": 1}")]
+    events = [ReasoningDelta("hm"), CallStarted(0, "f", "call_1"), CallArguments(0, '{"a"'), CallArguments(0, ": 1}")]
     values = [chunks.event(1, event) for event in events]
     for value in values:
         ChatCompletionChunk.model_validate(value, strict=True)

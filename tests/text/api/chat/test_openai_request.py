@@ -19,8 +19,9 @@ from services.text.api.chat.openai import completion_object
 from services.text.api.chat.openai_request import ChatCompletionRequest, read_request
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice, Usage
 from services.text.engine.sampling import SamplingParams
-from services.text.running_answer import Said
+from services.text.running_answer import AnswerContent
 from tests.case import case
+from tests.text.checked_request import checked_request
 
 HELLO = [{"role": "user", "content": "hello"}]
 HEAD = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}
@@ -28,7 +29,7 @@ USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
 
 
 def whole(text: str) -> dict[str, Any]:
-    return completion_object(HEAD, [Said(text=text, finish="stop")], USAGE, logprobs=False)
+    return completion_object(HEAD, [AnswerContent(text=text, finish="stop")], USAGE, logprobs=False)
 
 
 def body(**parameters: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def messages(*content: dict[str, Any]) -> tuple[Message, ...]:
 
 def refusal(content: dict[str, Any] | bytes) -> AllmError:
     with pytest.raises((InvalidRequest, Unsupported)) as caught:
-        read(content)
+        checked_request(read(content)[1])
     assert caught.value.http_status == 400
     return caught.value
 
@@ -110,7 +111,7 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("missing", ["model", "messages"])
-def test_what_is_required_is_named_when_it_is_missing(missing: str) -> None:
+def test_missing_required_fields_are_named(missing: str) -> None:
     error = refusal({name: value for name, value in body().items() if name != missing})
     assert (error.param, error.message) == (missing, f"Missing required parameter: '{missing}'.")
 
@@ -192,7 +193,7 @@ def test_a_wrong_value_is_refused_by_name() -> None:
             assert isinstance(error, InvalidRequest)
 
 
-def test_what_cannot_be_honoured_is_refused_by_name_and_its_neutral_value_passes() -> None:
+def test_unsupported_parameters_are_refused_by_name_and_neutral_values_pass() -> None:
     for parameter, asking, neutral in [
         ("functions", ([{"name": "f"}],), ([],)),
         ("function_call", ({"name": "f"},), ("none", "auto")),

@@ -21,7 +21,7 @@ from services.text.api.completions.openai import LegacyRequest, LegacyWriter, re
 from services.text.completions import CompletionRequest
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.running_answer import Said
+from services.text.running_answer import AnswerContent
 from tests.case import case
 from tests.stack import MODEL, Stack
 
@@ -62,7 +62,7 @@ def test_every_form_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
     assert read(prompt=prompt).prompts == expected
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
+def test_impossible_values_are_refused_by_name() -> None:
     for parameters, param in [
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
@@ -99,7 +99,7 @@ def test_every_parameter_of_the_official_sdk_is_read_or_without_effect() -> None
 
 def test_a_whole_answer_is_openais() -> None:
     tokens = [TokenLogprob(b"Hi", -0.5, [(b"Hi", -0.5), (b"Yo", -1.5)]), TokenLogprob(b"!", -0.1, [(b"!", -0.1)])]
-    said = [Said(text="Hi!", logprobs=tokens, finish="stop")]
+    said = [AnswerContent(text="Hi!", logprobs=tokens, finish="stop")]
     value = LegacyWriter(HEAD, logprobs=True).whole(said, [""], USAGE)
     Completion.model_validate(value, strict=True)
     assert value["choices"][0]["logprobs"] == {
@@ -183,9 +183,11 @@ def test_a_prompt_of_tokens_is_echoed_as_text(client: openai.OpenAI, stream: boo
 
 def test_tokens_are_a_prompt_and_logprobs_add_up(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt=[1, 2, 30], temperature=0, max_tokens=3, logprobs=2)
-    told = answer.choices[0].logprobs
+    reported = answer.choices[0].logprobs
     assert answer.usage.prompt_tokens == 3
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset)
+    assert (
+        len(reported.tokens) == len(reported.token_logprobs) == len(reported.top_logprobs) == len(reported.text_offset)
+    )
     with pytest.raises(openai.BadRequestError, match="names token 10000000"):
         client.completions.create(model=MODEL, prompt=[10_000_000])
     with pytest.raises(openai.BadRequestError) as caught:

@@ -36,12 +36,12 @@ def test_every_form_of_input(given: Any, inputs: tuple[Any, ...], param: str) ->
     assert (request.model, request.inputs, request.param, request.dimensions) == ("m", inputs, param, None)
 
 
-def test_what_changes_nothing_is_accepted() -> None:
+def test_neutral_values_are_accepted() -> None:
     assert read(input="a", user="me", encoding_format=None, dimensions=None) == read(input="a")
     assert read(input="a", dimensions=7).dimensions == 7
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
+def test_impossible_values_are_refused_by_name() -> None:
     for parameters, param, words in [
         ({}, "input", "Missing required"),
         ({"input": None}, "input", "Missing required"),
@@ -79,14 +79,14 @@ def whole(embedding: Embedding, encoding: str | None) -> tuple[Any, int]:
 def test_a_body_is_openais_and_says_the_same_in_both_encodings(encoding: str | None) -> None:
     body, pieces = whole(Embedding(model_id='m"/x', vectors=VECTORS, tokens=9), encoding)
     assert pieces == 1
-    told = [entry.pop("embedding") for entry in body["data"]]
+    vectors = [entry.pop("embedding") for entry in body["data"]]
     assert body == {
         "object": "list",
         "data": [{"object": "embedding", "index": index} for index in range(2)],
         "model": 'm"/x',
         "usage": {"prompt_tokens": 9, "total_tokens": 9},
     }
-    packed = [base64.b64decode(one) if encoding == "base64" else struct.pack("<3f", *one) for one in told]
+    packed = [base64.b64decode(one) if encoding == "base64" else struct.pack("<3f", *one) for one in vectors]
     assert packed == VECTORS
 
 

@@ -15,11 +15,11 @@ from services.text.api.responses.openai import EventWriter, item_object, items_o
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
+from services.text.parsers.events import CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
 from services.text.responses.event import Event, Progress
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
 from services.text.responses.output import Output
-from services.text.responses.response import Asked, Failure, OutputName, Response
-from services.text.running_answer import CallBegun, CallDelta, Finished, ReasoningDelta, TextDelta
+from services.text.responses.response import Failure, OutputName, Response, ResponseSettings
 from tests.response_fields import REQUIRED
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -42,7 +42,7 @@ GIVEN: tuple[Item, ...] = (
 
 
 def response(**changes: Any) -> Response:
-    plain = Response(id="resp_1", model="m", created=1_700_000_000.7, asked=Asked(store=True))
+    plain = Response(id="resp_1", model="m", created=1_700_000_000.7, settings=ResponseSettings(store=True))
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -51,7 +51,7 @@ FULL = response(
     completed=1_700_000_001.5,
     output=ITEMS,
     usage=Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3, reasoning_tokens=1),
-    asked=Asked(
+    settings=ResponseSettings(
         store=True,
         instructions="be brief",
         sampling=SamplingParams(temperature=0.5, max_tokens=9),
@@ -78,14 +78,18 @@ FULL = response(
     [
         FULL,
         response(),
-        response(status="queued", asked=Asked(store=True, background=True, tool_choice=ToolChoice(mode="none"))),
+        response(
+            status="queued", settings=ResponseSettings(store=True, background=True, tool_choice=ToolChoice(mode="none"))
+        ),
         response(status="cancelled"),
         response(status="incomplete", incomplete="max_output_tokens"),
         response(status="failed", failure=Failure(code="TIMEOUT", message="late")),
         response(status="failed", failure=Failure(code="INVALID_REQUEST", message="no")),
         response(status="failed", failure=Failure(code="OVERLOADED", message="full")),
-        response(asked=Asked(output=OutputFormat(kind="json_object"))),
-        response(asked=Asked(tool_choice=ToolChoice(names=frozenset({"f", "g"})), tools=(Tool(name="f"),))),
+        response(settings=ResponseSettings(output=OutputFormat(kind="json_object"))),
+        response(
+            settings=ResponseSettings(tool_choice=ToolChoice(names=frozenset({"f", "g"})), tools=(Tool(name="f"),))
+        ),
     ],
     ids=lambda made: made.status,
 )
@@ -99,7 +103,7 @@ def test_a_response_is_what_the_official_types_say_with_every_field(made: Respon
     assert all(type(item).__name__ != "dict" for item in official.output)
 
 
-def test_what_was_asked_comes_back() -> None:
+def test_request_parameters_are_returned() -> None:
     found = response_object(FULL)
     assert found["tool_choice"] == {"type": "function", "name": "f"}
     schema = {"type": "json_schema", "name": "n", "description": "d", "strict": True, "schema": {"type": "object"}}
@@ -146,11 +150,11 @@ def test_a_token_that_is_no_character_keeps_its_bytes() -> None:
     }
 
 
-def streamed(*told: Any) -> list[dict[str, Any]]:
+def streamed(*answer_events: Any) -> list[dict[str, Any]]:
     """Returns the events of a whole stream as a client reads them."""
     output = Output()
     events: list[Event] = [Progress("created", response()), Progress("in_progress", response())]
-    events += [event for one in told for event in output.take(one)]
+    events += [event for one in answer_events for event in output.take(one)]
     events.append(Progress("completed", response(status="completed", output=tuple(output.items))))
     writer = EventWriter()
     found = []
@@ -192,7 +196,7 @@ def test_the_order_of_a_text() -> None:
 
 
 def test_the_order_of_a_call_after_a_thought() -> None:
-    call = (CallBegun(0, "call_1", "f"), CallDelta(0, '{"a":'), CallDelta(0, "1}"))
+    call = (CallStarted(0, "f", "call_1"), CallArguments(0, '{"a":'), CallArguments(0, "1}"))
     events = streamed(ReasoningDelta("hm"), *call, Finished("tool_calls"))
     assert kinds(events) == [
         "created",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
+from services.worker.ggml_devices import ggml_devices
 from services.worker.messages import Cancel, EngineError
 from tests.demo_model import demo_model
 from tests.text.engine.session import Session, options
@@ -52,6 +53,16 @@ def test_prefixes_are_reused_and_can_be_switched_off(engine: LlamaEngine) -> Non
         session.finish(2)
         assert (session.ended[2].cached_tokens > 80) == reused
         assert (session.counters.cached_cells > 0) == reused
+
+
+def test_a_gpu_that_llama_cpp_does_not_have_is_refused() -> None:
+    """It would otherwise compute on the processor without a word."""
+    for device in ("cuda", "vulkan", "mps", ""):
+        if any(found.kind == device or not device for found in ggml_devices()):
+            continue  # this build has it
+        with pytest.raises(EngineError, match=r"llama\.cpp cannot compute on") as refusal:
+            LlamaEngine(options(demo_model(), gpu=True, device=device), lambda _: None)
+        assert refusal.value.code == "UNSUPPORTED"
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_it_agrees_with_the_same_model_as_safetensors(encoder: LlamaEncoder) -> 
     assert encoder.normalised == safetensors.normalised
 
 
-def test_what_means_the_same_is_near(encoder: LlamaEncoder) -> None:
+def test_similar_meanings_are_close(encoder: LlamaEncoder) -> None:
     vectors = encoded(encoder, TEXTS[:3])
     assert vectors[0] @ vectors[1] > 0.6
     assert max(vectors[0] @ vectors[2], vectors[1] @ vectors[2]) < 0.2
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.code == "MODEL_INVALID"
 
 
-def test_a_decoder_computes_every_batch_anew() -> None:
+def test_decoder_computes_every_batch_from_scratch() -> None:
     """A decoder has a KV cache, which must not carry over between batches."""
     decoder = load(demo_model(), context_tokens=128, batch_tokens=128)
     assert decoder.ready.context_tokens == 128

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from services.image.engine.runtime import AfterStep, Draft, Recipe
+from services.image.engine.messages import Draft, Parameters
+from services.image.engine.runtime import AfterStep
 from services.image.engine.runtimes.diffusers.latents import Guess, decode, pixels_of
 
 # Pipelines whose loops keep the state of a row only in these tensors, the scheduler and the list of generators: rows
@@ -29,10 +30,11 @@ class _Unwanted(Exception):
 class PipelineBatch:
     """Drafts that are computed together."""
 
-    def __init__(self, pipeline: Any, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep) -> None:
-        """The pipeline's scheduler must be a new instance of the recipe's scheduler."""
+    def __init__(self, pipeline: Any, parameters: Parameters, drafts: Sequence[Draft], after_step: AfterStep) -> None:
+        """The pipeline's scheduler must be a new instance of the scheduler that `parameters` name."""
         self._pipeline = pipeline
-        self._recipe = recipe
+        self._parameters = parameters
+        self._mode = drafts[0].mode
         self._drafts = drafts
         self._after_step = after_step
         self._rows = list(range(len(drafts)))  # drafts that are still in the batch
@@ -52,26 +54,26 @@ class PipelineBatch:
         return [pixels[row] if row in self._wanted else None for row in range(len(self._drafts))]
 
     def _arguments(self) -> dict[str, Any]:
-        recipe, drafts = self._recipe, self._drafts
+        parameters, drafts = self._parameters, self._drafts
         taken = inspect.signature(self._pipeline.__call__).parameters
         arguments: dict[str, Any] = {
             "prompt": [draft.prompt for draft in drafts],
-            "width": recipe.width,
-            "height": recipe.height,
-            "num_inference_steps": recipe.steps,
-            "guidance_scale": recipe.guidance,
+            "width": parameters.width,
+            "height": parameters.height,
+            "num_inference_steps": parameters.steps,
+            "guidance_scale": parameters.guidance,
             "generator": self._generators,
             "output_type": "np",
             "callback_on_step_end": self._stepped,
             "callback_on_step_end_tensor_inputs": list(_SHRINKABLE.get(self._kind, ("latents",))),
         }
-        if recipe.negative:
+        if drafts[0].negative:
             arguments["negative_prompt"] = [draft.negative for draft in drafts]
-        size = (recipe.width, recipe.height)
-        if recipe.mode != "text_to_image":
-            arguments["strength"] = recipe.strength
+        size = (parameters.width, parameters.height)
+        if self._mode != "text_to_image":
+            arguments["strength"] = parameters.strength
             arguments["image"] = [Image.frombytes("RGB", size, draft.image or b"") for draft in drafts]
-        if recipe.mode == "inpainting":
+        if self._mode == "inpainting":
             arguments["mask_image"] = [Image.frombytes("L", size, draft.mask or b"") for draft in drafts]
         return {name: value for name, value in arguments.items() if name in taken}
 
@@ -88,7 +90,7 @@ class PipelineBatch:
         def preview(rows: Sequence[int]) -> list[bytes]:
             source = latents if self._guess.latest is None else self._guess.latest
             chosen = source[[self._rows.index(row) for row in rows]]
-            images = decode(pipeline, chosen, self._recipe.width, self._recipe.height)
+            images = decode(pipeline, chosen, self._parameters.width, self._parameters.height)
             return [self._masked(row, pixels) for row, pixels in zip(rows, images, strict=bool(images))]
 
         steps = pipeline.num_timesteps
@@ -100,12 +102,12 @@ class PipelineBatch:
         return tensors
 
     def _masked(self, row: int, pixels: bytes) -> bytes:
-        """Restores the kept area of the input image in a preview: there the guess shows the model's own drawing."""
-        if self._recipe.mode != "inpainting":
+        """Restores the kept area of the input image in a preview: there the guess shows the model's own picture."""
+        if self._mode != "inpainting":
             return pixels
-        draft, size = self._drafts[row], (self._recipe.width, self._recipe.height)
-        drawn, given = (Image.frombytes("RGB", size, each) for each in (pixels, draft.image or b""))
-        return Image.composite(drawn, given, Image.frombytes("L", size, draft.mask or b"")).tobytes()
+        draft, size = self._drafts[row], (self._parameters.width, self._parameters.height)
+        generated, given = (Image.frombytes("RGB", size, each) for each in (pixels, draft.image or b""))
+        return Image.composite(generated, given, Image.frombytes("L", size, draft.mask or b"")).tobytes()
 
     def _shrink(self, tensors: dict[str, Any]) -> None:
         """Drops the rows that are no longer wanted, in place."""

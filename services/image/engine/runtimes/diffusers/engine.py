@@ -13,20 +13,24 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.utils import logging as diffusers_logging
+from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
-from services.image.engine.messages import EngineOptions, Mode
-from services.image.engine.runtime import AfterStep, Draft, Fit, Recipe
+from services.image.engine.messages import Draft, EngineOptions, Mode, Parameters
+from services.image.engine.runtime import AfterStep, PromptLength
 from services.image.engine.runtimes.diffusers.batch import PipelineBatch
 from services.image.engine.runtimes.diffusers.index import PipelineIndex, read_index
 from services.image.engine.runtimes.diffusers.loras import add_loras
 from services.image.engine.runtimes.diffusers.placement import Offload, Placement, device_of, dtype_of
 from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
-from services.image.engine.runtimes.diffusers.single_file import load_single_file
 from services.image.engine.runtimes.diffusers.traits import Traits
 from services.worker.messages import EngineError, is_out_of_memory
 
+# Optional components, each with a tensor that marks its presence in a file: Stable Diffusion 3 was published with and
+# without its largest text encoder.
+_OPTIONAL = {"text_encoder_3": "text_encoders.t5xxl.transformer.shared.weight"}
+_TOKENIZERS = {"text_encoder_3": "tokenizer_3"}
 # Names, not classes: diffusers imports their dependencies on first access, which must follow `_be_quiet`.
 _MODES: dict[Mode, str] = {
     "text_to_image": "AutoPipelineForText2Image",
@@ -40,6 +44,36 @@ _FAULTS = (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeE
 _MESSAGE_CHARACTERS = 300  # of a library's error text
 _BEAT_SECONDS = 0.5  # between two heartbeats from inside a network
 _BEAT_DEPTH = 2  # most dots in the names of the modules that send them
+
+
+def load_single_file(
+    kind: Any, checkpoint: Path, base: PipelineIndex, dtype: torch.dtype, options: dict[str, Any]
+) -> Any:
+    """Loads a pipeline of the class `kind`. Downloads nothing.
+
+    Raises:
+        EngineError: MODEL_INVALID if the checkpoint lacks weights of the base's components.
+        Also diffusers' errors for weights that do not fit.
+    """
+    try:
+        return kind.from_single_file(
+            str(checkpoint),
+            config=str(base.folder),
+            dtype=dtype,
+            local_files_only=True,
+            **options,
+            **dict.fromkeys(_left_out(checkpoint, base)),
+        )
+    except NotImplementedError as error:  # diffusers leaves missing weights on the meta device, then fails
+        raise EngineError("MODEL_INVALID", f"{checkpoint} lacks weights that the model of {base.folder} has") from error
+
+
+def _left_out(checkpoint: Path, base: PipelineIndex) -> list[str]:
+    """Returns the optional components of the base that the file lacks, with their tokenizers."""
+    with safe_open(checkpoint, "pt") as file:
+        names = set(file.keys())
+    absent = [name for name, mark in _OPTIONAL.items() if name in base.components and mark not in names]
+    return [*absent, *(_TOKENIZERS[name] for name in absent)]
 
 
 class DiffusersEngine:
@@ -73,12 +107,12 @@ class DiffusersEngine:
         self.ready = traits.ready(self._schedulers, self._prompts, self._placement.batch_images)
         progress(1.0)
 
-    def fit(self, prompt: str) -> Fit:
+    def fit(self, prompt: str) -> PromptLength:
         """Counts a prompt's tokens. Thread-safe."""
         return self._prompts.fit(prompt)
 
     def generate(
-        self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
+        self, parameters: Parameters, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
     ) -> list[bytes | None]:
         """Computes images together. Rows that are no longer wanted leave the batch if the mode is text_to_image and the
         pipeline is Stable Diffusion, XL or 3; otherwise they are computed and discarded.
@@ -86,12 +120,12 @@ class DiffusersEngine:
         Raises:
             EngineError: OUT_OF_MEMORY or INTERNAL.
         """
-        pipeline = self._pipelines[recipe.mode]
+        pipeline = self._pipelines[drafts[0].mode]
         self._beat = beat
         with _computing():
             self._place(pipeline)
-            pipeline.scheduler = self._schedulers.build(recipe.scheduler)
-            return PipelineBatch(pipeline, recipe, drafts, after_step).run()
+            pipeline.scheduler = self._schedulers.build(parameters.scheduler)
+            return PipelineBatch(pipeline, parameters, drafts, after_step).run()
 
     def _place(self, pipeline: Any) -> None:
         """Places a pipeline before its run: offloaded weights belong to one pipeline at a time."""

@@ -87,5 +87,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError("MODEL_INVALID", f"{path}: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(document, dict):
-        raise EngineError("MODEL_INVALID", f"{path} is no JSON object")
+        raise EngineError("MODEL_INVALID", f"{path} is not a JSON object")
     return document

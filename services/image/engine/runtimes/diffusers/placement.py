@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
+from services.image.engine.batch_size import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions, Sizes
 from services.worker.messages import EngineError
 
@@ -28,9 +28,13 @@ class Offload(Enum):
 
 def device_of(options: EngineOptions) -> torch.device:
     """Returns the device to compute on. Raises EngineError (UNSUPPORTED)."""
-    if options.gpu and not torch.cuda.is_available():
-        raise EngineError("UNSUPPORTED", "a GPU is asked for, and torch finds none that it can use")
-    return torch.device("cuda" if options.gpu else "cpu")
+    if not options.gpu:
+        return torch.device("cpu")
+    if options.device in ("", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda")
+    if options.device in ("", "mps") and torch.backends.mps.is_available():
+        return torch.device("mps")
+    raise EngineError("UNSUPPORTED", "a GPU is requested, but torch finds no usable one")
 
 
 def dtype_of(options: EngineOptions, transformer: bool) -> torch.dtype:
@@ -95,8 +99,4 @@ def _free(device: torch.device) -> int:
     """Returns the free bytes of the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:  # proc_meminfo(5)
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return int(psutil.virtual_memory().available)  # on Metal, too: GPU and host share their memory

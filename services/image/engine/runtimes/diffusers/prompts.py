@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from services.image.engine.runtime import Fit
+from services.image.engine.runtime import PromptLength
 from services.worker.messages import EngineError
 
 _NAMES = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"), ("tokenizer_3", "text_encoder_3"))
@@ -41,10 +41,10 @@ class Prompts:
         """Most tokens of a prompt, of the encoder with the lowest limit."""
         return min(encoder.limit for encoder in self._encoders)
 
-    def fit(self, prompt: str) -> Fit:
+    def fit(self, prompt: str) -> PromptLength:
         """Counts a prompt's tokens, for the encoder with the least room left."""
         with self._lock:
-            fits = [Fit(self._count(encoder.tokenizer, prompt), encoder.limit) for encoder in self._encoders]
+            fits = [PromptLength(self._count(encoder.tokenizer, prompt), encoder.limit) for encoder in self._encoders]
         return min(fits, key=lambda fit: fit.limit - fit.tokens)
 
     def _count(self, tokenizer: Any, prompt: str) -> int:

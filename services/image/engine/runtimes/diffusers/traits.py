@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from services.image.engine.messages import GuidanceRange, Mode, Ready, Sizes
+from services.image.engine.messages import GuidanceRange, Mode, PipelineReady, Sizes
 from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
 
@@ -56,11 +56,11 @@ class Traits:
             max_pixels=_LARGER * width * height,
         )
 
-    def ready(self, schedulers: Schedulers, prompts: Prompts, batch_images: int) -> Ready:
-        """Builds the Ready message for the service."""
+    def ready(self, schedulers: Schedulers, prompts: Prompts, batch_images: int) -> PipelineReady:
+        """Builds the PipelineReady message for the service."""
         steps, guidance = self._steps_and_guidance()
         trained = self._own.scheduler.config.get("num_train_timesteps", MOST_STEPS)
-        return Ready(
+        return PipelineReady(
             family=type(self._own).__name__,
             sizes=self.sizes,
             default_steps=steps,

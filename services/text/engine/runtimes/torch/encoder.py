@@ -1,7 +1,8 @@
 """The `torch` runtime for embedding models: a folder of safetensors through transformers' own model definitions.
 
 Inputs are computed in groups of similar length, padded at the end, so that little work is wasted. With dtype auto,
-weights and hidden states are float32 on a CPU and have 16 bits on a GPU; pooling is in float32.
+weights and hidden states are float32 on a CPU and have 16 bits on a GPU; pooling is in float32. Shapes of pooling:
+hidden is [inputs, tokens, size]; lengths is [inputs], the number of an input's tokens without the padding.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from transformers.utils import logging as transformers_logging
 
 from services.text.engine.encoder import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
-from services.text.engine.runtimes.torch.pooling import POOLS
+from services.text.engine.runtimes.torch.rank import rank_device
 from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
 from services.worker.messages import EngineError
 
+Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # hidden, lengths -> [inputs, size], float32
 BATCH_INPUTS = 1024
 DEFAULT_LIMIT = 512  # tokens of an input if the model does not say
 _ADOPTED = ("nomic_bert",)  # types whose repositories name their own code, which transformers now includes
@@ -31,6 +33,49 @@ _PLACES = ("max_position_embeddings", "n_positions")
 # to keep the CPU or GPU busy.
 _ALIKE = 0.75
 _WORTH_CPU, _WORTH_GPU = 64, 4096
+
+
+def _own(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Returns the mask of tokens that are not padding: [inputs, tokens, 1], float32."""
+    places = torch.arange(hidden.shape[1], device=hidden.device)
+    return (places < lengths[:, None]).unsqueeze(-1).float()
+
+
+def _mean(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return (hidden.float() * _own(hidden, lengths)).sum(1) / lengths[:, None]
+
+
+def _mean_sqrt_len(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return (hidden.float() * _own(hidden, lengths)).sum(1) / lengths[:, None].float().sqrt()
+
+
+def _weightedmean(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Weights each token by its position, counted from one."""
+    weights = _own(hidden, lengths) * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
+    return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+
+def _max(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return hidden.float().masked_fill(_own(hidden, lengths) == 0, -torch.inf).amax(1)
+
+
+def _cls(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return hidden[:, 0].float()
+
+
+def _last(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1].float()
+
+
+# The names are those of `recipe.POOLINGS`.
+POOLS: dict[str, Pool] = {
+    "mean": _mean,
+    "cls": _cls,
+    "last": _last,
+    "max": _max,
+    "mean_sqrt_len": _mean_sqrt_len,
+    "weightedmean": _weightedmean,
+}
 
 
 class TorchEncoder:
@@ -49,7 +94,7 @@ class TorchEncoder:
         notes.set_verbosity_error()
         notes.disable_progress_bar()
         torch.set_num_threads(options.threads)
-        self._device = _device(options)
+        self._device = rank_device(options, 0)
         folder = Path(options.path)
         config = _config(folder)
         self._recipe = read_recipe(folder, decoder=_writes(config))
@@ -117,12 +162,6 @@ class TorchEncoder:
         return next(token for token in range(2, 8) if token != self._padding)
 
 
-def _device(options: EngineOptions) -> torch.device:
-    if not options.gpu:
-        return torch.device("cpu")
-    return torch.device("cuda" if torch.cuda.is_available() else "mps")
-
-
 def _config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -138,7 +177,7 @@ def _config(folder: Path) -> PreTrainedConfig:
 
 
 def _writes(config: PreTrainedConfig) -> bool:
-    """Whether the architecture is a decoder, which has a key-value cache."""
+    """Returns True if the architecture is a decoder, which has a key-value cache."""
     return hasattr(config, "num_key_value_heads") and getattr(config, "model_type", "") != "eurobert"
 
 
@@ -152,7 +191,7 @@ def _load(folder: Path, config: PreTrainedConfig, precision: torch.dtype, device
     # A decoder with bidirectional attention gets no mask if nothing is padded, and sdpa treats that as causal.
     both_ways = getattr(config, "is_causal", True) is False
     try:
-        model, told = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             folder,
             config=config,
             local_files_only=True,
@@ -164,7 +203,7 @@ def _load(folder: Path, config: PreTrainedConfig, precision: torch.dtype, device
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError("MODEL_INVALID", f"its weights cannot be loaded: {str(error)[:500]}") from error
-    lacking = sorted(str(name) for name in (*told["missing_keys"], *told["mismatched_keys"]))
+    lacking = sorted(str(name) for name in (*report["missing_keys"], *report["mismatched_keys"]))
     if lacking:
         first = ", ".join(lacking[:3])
         raise EngineError("MODEL_INVALID", f"{len(lacking)} tensors of the model are missing or misshapen: {first}")
@@ -197,8 +236,8 @@ def _linear(weights: Path, activation: str, device: torch.device) -> Callable[[t
 
 def _limit(model: Any, recipe: Recipe, tokenizer: Any) -> int:
     """Returns the maximum tokens of an input: the minimum of all limits that the model names."""
-    said = [getattr(model.config, name, None) for name in _PLACES]
-    places = next((value for value in said if isinstance(value, int)), 0)
+    values = [getattr(model.config, name, None) for name in _PLACES]
+    places = next((value for value in values if isinstance(value, int)), 0)
     # RoBERTa and its descendants number positions from `padding_idx + 1`, so fewer tokens fit.
     padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
     if places and padding is not None:

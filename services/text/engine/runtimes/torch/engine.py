@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import Constraint, no_token
-from services.text.engine.kv_cells import BLOCK
+from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.torch.executor import Executor
@@ -23,14 +22,18 @@ from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.parallel import Ranks, check_divisible
 from services.text.engine.runtimes.torch.rank import RankGroup, rank_device
 from services.text.engine.runtimes.torch.sampling import BatchSampler, Chosen, Sampler, new_sampler
-from services.text.engine.runtimes.torch.speaker import VocabularySpeaker
-from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
+from services.text.engine.runtimes.torch.vocabulary import (
+    TokenVocabulary,
+    VocabularySpeaker,
+    chat_template,
+    end_tokens,
+    read_json,
+)
 from services.text.engine.runtimes.torch.weights import read_config
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
-GPU_CACHE_SHARE = 0.85  # share of the memory left by the weights to use with `kv_tokens=0` on a GPU
 
 
 class SafetensorsEngine(VocabularySpeaker):
@@ -65,7 +68,7 @@ class SafetensorsEngine(VocabularySpeaker):
         self.reuses_states = self.executor.is_recurrent and options.prefix_cache
         kept = kept_states(options.max_sequences) if self.reuses_states else 0
         self.executor.allocate_states(options.max_sequences, kept)
-        cells = self._cells(options, context)
+        cells = cache_cells(options, context)  # what the memory estimate reckons, also on a GPU
         self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else kept)
         # Each running sequence and each kept state has an open page.
         pages = -(-cells // BLOCK) + options.max_sequences + kept + RESERVED_PAGES
@@ -74,7 +77,9 @@ class SafetensorsEngine(VocabularySpeaker):
         self.executor.allocate(pages, options.max_sequences)
         self._lengths = [0] * self.sequence_ids  # computed tokens of each sequence
         self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
-        self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), device)
+        # Metal has no 64-bit floats, which sampling needs, and shares the host's memory.
+        self._sampling_device = torch.device("cpu") if device.type == "mps" else device
+        self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), self._sampling_device)
         self.ready = Ready(
             context_tokens=context,
             kv_tokens=cells,
@@ -149,7 +154,8 @@ class SafetensorsEngine(VocabularySpeaker):
         for mask, constraint in zip(masks, constrained, strict=True):
             constraint.fill(mask.data_ptr(), mask.nbytes)
         impossible = iter((~masks.any(1)).tolist())
-        chosen = self._sampler.sample(logits, samplers, masks.to(self.executor.device) if constrained else None)
+        where = self._sampling_device
+        chosen = self._sampler.sample(logits.to(where), samplers, masks.to(where) if constrained else None)
         return [
             self._outcome(each, sampler, sampler.constraint is not None and next(impossible))
             for each, sampler in zip(chosen, samplers, strict=True)
@@ -167,13 +173,6 @@ class SafetensorsEngine(VocabularySpeaker):
         )
 
     # --- loading
-
-    def _cells(self, options: EngineOptions, context: int) -> int:
-        """Returns the cells of the cache for all requests together."""
-        derived = 0
-        if not options.kv_tokens and self.executor.device.type == "cuda":
-            derived = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // max(1, self.executor.cell_bytes)
-        return cache_cells(options, context, derived)
 
     def _warm_up(self) -> None:
         """Computes a prompt and a token, so that the first request does not pay for page faults."""

@@ -15,7 +15,7 @@ from services.text.engine.runtimes.torch.attention import CacheProbe, PagedCache
 from services.text.engine.runtimes.torch.graphs import DecodeSteps
 from services.text.engine.runtimes.torch.packed_linear import pack_linears
 from services.text.engine.runtimes.torch.packing import Batch, Packed, pack
-from services.text.engine.runtimes.torch.parallel import Ranks, divide, smallest
+from services.text.engine.runtimes.torch.parallel import Ranks, divide
 from services.text.engine.runtimes.torch.recurrence import take_over
 from services.text.engine.runtimes.torch.weights import choose_dtype, load_model
 from services.worker.messages import EngineError
@@ -59,18 +59,13 @@ class Executor:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the model has layers with a recurrent state."""
+        """True if the model has layers with a recurrent state."""
         return bool(self._recurrent)
 
     @property
     def cell_bytes(self) -> int:
         """Bytes of a token's keys and values on this rank."""
         return sum(2 * heads * width for heads, width in self._shapes.values()) * self.dtype.itemsize
-
-    def free_bytes(self) -> int:
-        """Returns the free memory of the GPU, the minimum over all ranks."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return smallest(free, self.device) if self._ranks.count > 1 else int(free)
 
     def allocate_states(self, sequences: int, kept: int) -> None:
         """Allocates the recurrent states of `sequences` running sequences and `kept` cached ones.

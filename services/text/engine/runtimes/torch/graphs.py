@@ -51,9 +51,10 @@ class DecodeSteps:
         self._device = device
         self._record = record
         self._steps: dict[tuple[int, int], _Step] = {}
+        self._pool: Any = None  # memory that all graphs share: they never run at the same time
 
     def fits(self, batch: Batch) -> bool:
-        """Whether the batch has only spans of a single token, and not too many."""
+        """Returns True if the batch has only spans of a single token, and not too many."""
         return len(batch.tokens) == len(batch.counts) <= self._most
 
     def run(self, batch: Batch) -> Tensor:
@@ -104,7 +105,8 @@ class DecodeSteps:
                 self._compute(step)  # libraries initialise on the first run
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool):
                 step.logits = self._compute(step)
             step.graph = graph
         except RuntimeError as error:

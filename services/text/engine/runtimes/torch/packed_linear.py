@@ -18,7 +18,7 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def computes_bfloat16() -> bool:
-    """Whether this processor has instructions for bfloat16, or others that make it worthwhile."""
+    """Returns True if this processor has instructions for bfloat16, or others that make it worthwhile."""
     available: Any = torch.backends.mkldnn.is_available
     return bool(available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

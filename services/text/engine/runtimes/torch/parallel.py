@@ -60,13 +60,6 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-def smallest(number: int, device: torch.device) -> int:
-    """Returns the minimum of all ranks' numbers."""
-    everyone = torch.tensor([number], device=device)
-    distributed.all_reduce(everyone, distributed.ReduceOp.MIN)
-    return int(everyone.item())
-
-
 def divide(model: Any, ranks: Ranks) -> None:
     """Reduces each layer to this rank's share of its weights.
 

@@ -48,11 +48,11 @@ class RankGroup:
 
     def allocate(self, pages: int, sequences: int) -> None:
         """Makes the other ranks allocate their caches."""
-        self._tell(json.dumps([pages, sequences]).encode())
+        self._broadcast(json.dumps([pages, sequences]).encode())
 
     def run(self, batch: Batch) -> None:
         """Makes the other ranks compute their part of a batch."""
-        self._tell(batch.to_bytes())
+        self._broadcast(batch.to_bytes())
 
     def close(self) -> None:
         """Stops the other ranks."""
@@ -78,7 +78,7 @@ class RankGroup:
             log.error("rank %d of the model has ended with %d: this worker ends too", rank, code)
             os._exit(1)
 
-    def _tell(self, message: bytes) -> None:
+    def _broadcast(self, message: bytes) -> None:
         for process in self._processes:
             self._send(process, message)
 
@@ -107,16 +107,23 @@ def main() -> None:
         log.warning("rank %d: %s", ranks.rank, error.message)
         _receive(orders)  # the first rank most likely fails too, with a better message
         raise
-    if device.type == "cuda" and not options.kv_tokens:
-        executor.free_bytes()  # takes part in the first rank's reduction
     executor.allocate(*json.loads(_receive(orders)))
     while True:
         executor.run(Batch.from_bytes(_receive(orders)))
 
 
 def rank_device(options: EngineOptions, rank: int) -> torch.device:
-    """Returns the device of a rank: its own GPU, or the CPU for all."""
-    return torch.device("cuda", rank) if options.gpu and torch.cuda.is_available() else torch.device("cpu")
+    """Returns the device of a rank: its own NVIDIA GPU, the CPU for all, or Metal for a model that is not divided.
+
+    Raises EngineError (UNSUPPORTED) if a GPU is requested that torch cannot use.
+    """
+    if not options.gpu:
+        return torch.device("cpu")
+    if options.device in ("", "cuda") and rank < torch.cuda.device_count():
+        return torch.device("cuda", rank)
+    if options.device in ("", "mps") and options.tensor_parallel == 1 and torch.backends.mps.is_available():
+        return torch.device("mps")
+    raise EngineError("UNSUPPORTED", f"torch finds no usable GPU for rank {rank} ({options.device or 'cuda or mps'})")
 
 
 def _receive(stream: BinaryIO) -> bytes:

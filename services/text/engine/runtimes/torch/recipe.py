@@ -64,8 +64,8 @@ def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
             raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has a step {kind!r}, which is not known")
     if not pooling:
         raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has no step that pools")
-    said = folder / "sentence_bert_config.json"
-    more = _read(said, dict) if said.exists() else {}
+    path = folder / "sentence_bert_config.json"
+    more = _read(path, dict) if path.exists() else {}
     limit = more.get("max_seq_length")
     return Recipe(
         pooling=pooling,
@@ -81,17 +81,17 @@ def _module(module: Any) -> tuple[str, str]:
     kind = module.get("type") if isinstance(module, dict) else None
     where = module.get("path", "") if isinstance(module, dict) else None
     if not isinstance(kind, str) or not isinstance(where, str) or ".." in where or where.startswith("/"):
-        raise EngineError("MODEL_INVALID", "modules.json has an entry that is no step with a type and a path")
+        raise EngineError("MODEL_INVALID", "modules.json has an entry that is not a step with a type and a path")
     return kind.rpartition(".")[2], where
 
 
 def _pooling(config: dict[str, Any]) -> str:
     """Returns the one pooling mode of a config, which has two forms."""
     mode = config.get("pooling_mode")
-    said = [mode] if isinstance(mode, str) else mode
-    if not isinstance(said, list):
-        said = [name.removeprefix("pooling_mode_") for name, on in config.items() if on is True and "_mode_" in name]
-    names = [str(name).removesuffix("_tokens").removesuffix("_token") for name in said]
+    modes = [mode] if isinstance(mode, str) else mode
+    if not isinstance(modes, list):
+        modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if on is True and "_mode_" in name]
+    names = [str(name).removesuffix("_tokens").removesuffix("_token") for name in modes]
     found = [_NAMES.get(name, name) for name in names]
     if len(found) != 1 or found[0] not in POOLINGS:
         what = " and ".join(found) or "nothing"
@@ -115,5 +115,5 @@ def _read(path: Path, kind: type[Any]) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} cannot be read: {error}") from error
     if not isinstance(found, kind):
-        raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} is no JSON {kind.__name__}")
+        raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} is not a JSON {kind.__name__}")
     return found

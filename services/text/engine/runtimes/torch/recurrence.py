@@ -110,7 +110,7 @@ class Mamba2(nn.Module):
         """Computes [sequences, heads * width] for each newest token: inputs [sequences, features], dt [.., heads]."""
         places = decode.sequences
         if places is None:
-            raise ValueError("a layer with recurrent state is not told whose tokens it computes")
+            raise ValueError("a layer with recurrent state does not know the sequences of its tokens")
         new = (decode.positions == 0)[:, None, None]
         window = torch.cat([self._inputs[places].masked_fill(new, 0), inputs[:, :, None]], 2)
         self._inputs[places] = window[:, :, 1:]

@@ -40,13 +40,13 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether the row only needs the most likely token."""
+        """True if the row only needs the most likely token."""
         params = self.params
         return params.greedy and self.constraint is None and self.logprobs is None and not params.ignore_eos
 
     @property
     def penalized(self) -> bool:
-        """Whether penalties apply."""
+        """True if penalties apply."""
         params = self.params
         return bool(params.presence_penalty or params.frequency_penalty) or params.repeat_penalty != 1.0
 

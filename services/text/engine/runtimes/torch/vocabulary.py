@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from services.text.engine.constraint import MARKS, GrammarCompiler, Vocabulary
+from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary
 from services.worker.messages import EngineError
 
 # Control tokens that end a turn regardless of the metadata: many checkpoints name only one of several.
@@ -72,11 +72,11 @@ class TokenVocabulary:
         return [self.bos_token, *ids] if self.add_bos and self.bos_token is not None else ids
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is a control token."""
+        """Returns True if the token is a control token."""
         return token in self._control
 
     def is_markup(self, token: int) -> bool:
-        """Whether a token is markup and not text. Grammars match markup only by its name."""
+        """Returns True if a token is markup and not text. Grammars match markup only by its name."""
         added = self._added.get(token)
         if added is None:
             return False
@@ -253,3 +253,28 @@ def _from_alphabet(name: str) -> bytes:
 def _from_sentence_piece(name: str) -> bytes:
     byte = _BYTE_TOKEN.fullmatch(name)
     return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
+
+
+class VocabularySpeaker:
+    """The methods of a model that need only its vocabulary. The subclass sets `_vocabulary`."""
+
+    _vocabulary: TokenVocabulary
+    _grammars: GrammarCompiler | None = None
+
+    def tokenize(self, text: str) -> list[int]:
+        """Returns the token ids of `text`, with special tokens, and with BOS if the model adds it."""
+        return self._vocabulary.tokenize(text)
+
+    def constraint(self, grammar: str) -> Constraint:
+        """Returns a grammar's state. The first call reads the whole vocabulary, which takes some tenths of a second."""
+        if self._grammars is None:
+            self._grammars = self._vocabulary.grammar_compiler()
+        return self._grammars.compile(grammar)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """Returns the bytes of a token: empty for ends, and for control tokens unless `special`."""
+        return self._vocabulary.piece(token, special)
+
+    def is_end(self, token: int) -> bool:
+        """Returns True if the token ends the turn, by the model's metadata or by the token's name."""
+        return token in self._vocabulary.ends

@@ -5,6 +5,7 @@ Nothing is downloaded or unpickled, and the model's own code is never run.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
-from transformers.utils.import_utils import is_kernels_available, is_triton_available
+from transformers.utils.import_utils import is_triton_available
 from transformers.utils.quantization_config import Mxfp4Config
 
 from services.text.engine.runtimes.torch.attention import NAME
@@ -95,22 +96,47 @@ def load_model(
     *,
     whole: bool = True,
 ) -> PreTrainedModel:
-    """Loads the model with its weights on `device`. Packed 4-bit weights are expanded unless the model stays `whole`.
+    """Loads the model with its weights on `device`. MXFP4 experts stay packed on a GPU if the model stays `whole`.
 
     Raises:
         EngineError: MODEL_INVALID if files or tensors are missing or have the wrong shape, OUT_OF_MEMORY.
     """
     _check_packed_experts(folder)
-    mxfp4 = _is_mxfp4(config)
-    kernels = device.type == "cuda" and is_kernels_available() and is_triton_available("3.4.0")
-    packed = mxfp4 and whole and kernels
-    try:
-        return _load(folder, config, dtype, device, progress, dequantize=mxfp4 and not packed)
-    except EngineError:
-        if not packed:
-            raise
-        log.warning("the packed kernels for 4 bits cannot be used: the weights are expanded")
-        return _load(folder, config, dtype, device, progress, dequantize=True)
+    if not _is_mxfp4(config):
+        return _load(folder, config, dtype, device, progress, {})
+    expanded = {"quantization_config": Mxfp4Config(dequantize=True)}
+    obstacle = "the model is divided over several devices" if not whole else packing_obstacle(device)
+    if obstacle:
+        log.warning("the 4-bit weights of the experts are expanded to 16 bits: %s", obstacle)
+        return _load(folder, config, dtype, device, progress, expanded)
+    from services.text.engine.runtimes.torch import packed_experts  # noqa: PLC0415 (needs Triton)
+
+    packed = copy.deepcopy(config)
+    packed.quantization_config = {"quant_method": packed_experts.METHOD}
+    model = _load(folder, packed, dtype, device, progress, {})
+    if packed_experts.can_compute(model):
+        return model
+    del model
+    log.warning("the 4-bit weights of the experts are expanded to 16 bits: they have very large scales")
+    return _load(folder, config, dtype, device, progress, expanded)
+
+
+def packing_obstacle(device: torch.device) -> str:
+    """Returns why MXFP4 experts cannot be computed packed on a device; empty if they can.
+
+    On a CPU they can in Triton's interpreter (TRITON_INTERPRET=1), which is for tests.
+    """
+    if not is_triton_available("3.4.0"):
+        return "Triton 3.4 or newer is not installed"
+    if device.type == "cpu":
+        import triton  # noqa: PLC0415 (absent on some machines)
+
+        if triton.knobs.runtime.interpret:
+            return ""
+    if device.type != "cuda":
+        return f"the kernels run on CUDA, not on {device.type}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if major >= 8 else f"the GPU's compute capability is {major}.{minor}, and 8.0 is needed"
 
 
 def _load(
@@ -119,12 +145,10 @@ def _load(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None],
-    *,
-    dequantize: bool,
+    options: dict[str, Any],
 ) -> PreTrainedModel:
-    options: dict[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)} if dequantize else {}
     if device.type != "cpu":
-        options["device_map"] = {"": device}
+        options = options | {"device_map": {"": device}}
     previous = transformers_logging.set_tqdm_hook(lambda _, args, kwargs: _Ticks(progress, *args, **kwargs))
     definition: Any = AutoModelForCausalLM
     try:
@@ -148,7 +172,7 @@ def _load(
         transformers_logging.set_tqdm_hook(previous)
     _check_report(folder, report)
     progress(1.0)
-    if dequantize:  # transformers 5.17 leaves expanded experts in bfloat16
+    if "quantization_config" in options:  # transformers 5.17 leaves expanded experts in bfloat16
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     loaded: PreTrainedModel = model.requires_grad_(False).eval()

@@ -67,12 +67,12 @@ def _memory(options: EngineOptions, cells: int, share: float) -> dict[str, Any]:
 
 
 def eager(options: EngineOptions) -> bool:
-    """Whether the model runs uncompiled. Without a GPU, vLLM's pipeline parallelism works only with compilation."""
+    """Returns True if the model runs uncompiled. On a CPU, vLLM needs compilation for pipeline parallelism."""
     if not options.gpu and options.pipeline_parallel > 1:
         return False
     return not (options.compiled and (options.gpu or _compiles()))
 
 
 def _compiles() -> bool:
-    """Whether this machine has a C++ compiler, which torch needs to build faster kernels."""
+    """Returns True if this machine has a C++ compiler, which torch needs to build faster kernels."""
     return shutil.which("g++") is not None or shutil.which("clang++") is not None

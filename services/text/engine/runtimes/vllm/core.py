@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
+import torch
 from vllm import SamplingParams as VllmParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import StructuredOutputsParams
@@ -39,17 +41,17 @@ class CoreRequest:
 
     @property
     def computing(self) -> bool:
-        """Whether the request is running in vLLM, not only queued."""
+        """True if the request is running in vLLM, not only queued."""
         return self.request is not None and bool(self.request.status == RequestStatus.RUNNING)
 
     @property
     def preempted(self) -> bool:
-        """Whether the request lost its cells and waits."""
+        """True if the request lost its cells and waits."""
         return self.request is not None and bool(self.request.status == RequestStatus.PREEMPTED)
 
     @property
     def begun(self) -> bool:
-        """Whether the request is running in vLLM or has ended."""
+        """True if the request is running in vLLM or has ended."""
         return self.computing or (self.request is not None and bool(self.request.is_finished()))
 
 
@@ -69,11 +71,48 @@ def configured(arguments: dict[str, Any]) -> Any:
     return EngineArgs(**arguments).create_engine_config()
 
 
+class RewindableGenerator(torch.Generator):
+    """A CPU's random numbers, which vLLM can take back.
+
+    A seeded request draws a number after every part of its prompt, and vLLM takes back those before the last part by
+    changing the generator's offset. Only generators of GPUs have one; on a CPU the worker would die.
+    """
+
+    _living: ClassVar[WeakSet[RewindableGenerator]] = WeakSet()
+    _kept: torch.Tensor | None = None
+
+    def __new__(cls, device: torch.device) -> Self:
+        """Creates a generator, which `manual_seed` then seeds."""
+        self = super().__new__(cls, device)  # type: ignore[call-arg]
+        cls._living.add(self)
+        return self
+
+    @classmethod
+    def keep_all(cls) -> None:
+        """Keeps the state of every generator, to return to it."""
+        for generator in cls._living:
+            generator._kept = generator.get_state()
+
+    def get_offset(self) -> int:
+        """Returns 0: there is no offset."""
+        return 0
+
+    def set_offset(self, offset: int) -> RewindableGenerator:
+        """Returns to the kept state, or to the seed."""
+        if self._kept is None:
+            self.manual_seed(self.initial_seed())
+        else:
+            self.set_state(self._kept)
+        return self
+
+
 class Core:
     """vLLM's engine core with one model. Not thread-safe."""
 
     def __init__(self, config: Any) -> None:
         """Loads the model of a vLLM configuration. Raises vLLM's own errors."""
+        if config.device_config.device_type == "cpu":
+            torch.Generator = RewindableGenerator  # type: ignore[assignment,misc]
         self._core = EngineCore(config, Executor.get_class(config), log_stats=True)
         self._scheduler: Any = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
@@ -113,7 +152,7 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would compute something or return the results of an earlier one."""
+        """True if a step would compute something or return the results of an earlier one."""
         return bool(self._scheduler.running or self._scheduler.waiting or self._core.batch_queue)
 
     def limit(self, tokens: int) -> None:
@@ -122,7 +161,7 @@ class Core:
         self._scheduler.scheduler_config.long_prefill_token_threshold = min(self._chunk, -(-most // 2))
 
     def fits(self, tokens: int) -> bool:
-        """Whether a prompt of `tokens` tokens fits in addition to the requests that vLLM already has."""
+        """Returns True if a prompt of `tokens` tokens fits in addition to the requests that vLLM already has."""
         waiting = sum(request.num_tokens for request in self._scheduler.waiting)
         return not self._scheduler.requests or waiting + tokens + self._block <= self.free_cells
 
@@ -158,6 +197,7 @@ class Core:
     def step(self) -> CoreStep | None:
         """Computes a step. Returns None if it was only started; a later call returns its result."""
         started = time.monotonic()
+        RewindableGenerator.keep_all()
         found, computed = self._core.step_fn()
         self._core.post_step(computed)
         if not found:

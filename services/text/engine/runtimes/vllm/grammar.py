@@ -26,7 +26,7 @@ class ConstraintGrammar(StructuredOutputGrammar):  # type: ignore[misc]
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is complete and no token can follow."""
+        """True if the answer is complete and no token can follow."""
         return self._constraint.complete
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
@@ -53,7 +53,7 @@ class ConstraintGrammar(StructuredOutputGrammar):  # type: ignore[misc]
             row.fill_(-1)
 
     def is_terminated(self) -> bool:
-        """Whether the grammar needs no more masks. The loop then ends the request before its next token is used."""
+        """Returns True if the grammar needs no more masks. The loop then drops the next token and ends the request."""
         return self._stuck or self._constraint.complete or self._constraint.fault is not None
 
     def reset(self) -> None:

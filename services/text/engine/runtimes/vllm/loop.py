@@ -35,7 +35,7 @@ class VllmLoop(RequestLoop):
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
 
-    def _advance(self) -> None:
+    def _compute(self) -> None:
         self._admit()
         if not self._core.busy:
             return
@@ -48,7 +48,7 @@ class VllmLoop(RequestLoop):
         self._pace.took(step.tokens, step.seconds)
         for sequence in self._running:
             self._look(sequence, step)
-        self._take(step)
+        self._take_outputs(step)
 
     def _admit(self) -> None:
         while len(self._running) < self._limits.max_sequences and (sequence := self._next()):
@@ -72,12 +72,12 @@ class VllmLoop(RequestLoop):
         self._waiting.append(sequence)
         self._enter(sequence, "queue")
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence) -> None:
         self._handed.pop(sequence.sampler.key, None)
 
     # --- the results of a step
 
-    def _take(self, step: CoreStep) -> None:
+    def _take_outputs(self, step: CoreStep) -> None:
         for output in step.outputs:
             sequence = self._handed.get(output.request_id)
             if sequence is None:
@@ -85,26 +85,26 @@ class VllmLoop(RequestLoop):
             if output.prefill_stats is not None:
                 sequence.cached = output.prefill_stats.num_cached_tokens
             for place, token in enumerate(output.new_token_ids):
-                self._tell(sequence, token, output.new_logprobs, place)
+                self._add_token(sequence, token, output.new_logprobs, place)
                 if output.request_id not in self._handed:
                     break
             if output.finish_reason is not None and output.request_id in self._handed:
                 self._fail(sequence, EngineError("INTERNAL", f"vLLM ended the request: {output.finish_reason}"))
 
-    def _tell(self, sequence: Sequence, token: int, logprobs: Any, place: int) -> None:
+    def _add_token(self, sequence: Sequence, token: int, logprobs: Any, place: int) -> None:
         asked: CoreRequest = sequence.sampler
         grammar = asked.grammar
         if grammar is not None and (fault := grammar.fault):
             self._fail(sequence, fault)
             return
-        told = None
+        logprob = None
         if logprobs is not None and sequence.logprobs is not None:
-            told = self._model.logprob(
+            logprob = self._model.logprob(
                 logprobs.logprob_token_ids[place].tolist(), logprobs.logprobs[place].tolist(), asked.params.logprobs
             )
         sequence.tokens.append(token)
         self._enter(sequence, "decode")
-        self._emit(sequence, Sampled(token, told, grammar is not None and grammar.complete))
+        self._emit(sequence, Sampled(token, logprob, grammar is not None and grammar.complete))
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:
         self._retire(sequence)

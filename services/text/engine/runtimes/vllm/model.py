@@ -9,12 +9,17 @@ from pathlib import Path
 
 import torch
 
-from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import Constraint
+from services.text.engine.kv_cells import cache_cells, context_size
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import check_bias
-from services.text.engine.runtimes.torch.speaker import VocabularySpeaker
-from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
+from services.text.engine.runtimes.torch.vocabulary import (
+    TokenVocabulary,
+    VocabularySpeaker,
+    chat_template,
+    end_tokens,
+    read_json,
+)
 from services.text.engine.runtimes.vllm.arguments import eager, engine_arguments
 from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configured
 from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
@@ -71,8 +76,8 @@ class VllmModel(VocabularySpeaker):
     def logprob(self, tokens: Sequence[int], values: Sequence[float], count: int) -> TokenLogprob:
         """Returns the logprob of the first token of both lists, with the `count` most likely ones that follow it."""
         name = self._vocabulary.text_of
-        told = [(name(token), max(value, LOWEST_LOGPROB)) for token, value in zip(tokens, values, strict=True)]
-        return TokenLogprob(*told[0], told[1 : count + 1])
+        named = [(name(token), max(value, LOWEST_LOGPROB)) for token, value in zip(tokens, values, strict=True)]
+        return TokenLogprob(*named[0], named[1 : count + 1])
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None

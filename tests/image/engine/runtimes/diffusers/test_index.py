@@ -63,12 +63,12 @@ def test_code_of_others_is_refused_and_not_imported(tmp_path: Path, changed: dic
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, " " * 2_000_000])
-def test_what_is_no_index_is_told(tmp_path: Path, text: str) -> None:
+def test_invalid_index_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "model_index.json").write_text(text)
     assert refusal(tmp_path).code == "MODEL_INVALID"
 
 
-def test_no_index_is_told(tmp_path: Path) -> None:
+def test_missing_index_is_reported(tmp_path: Path) -> None:
     assert refusal(tmp_path).code == "MODEL_INVALID"
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from services.image.engine.messages import EngineOptions, Lora
-from services.models.demo.image_demo import WEIGHTS
+from services.models.demo.copied_demo import WEIGHTS
 from services.worker.messages import EngineError
-from tests.image.engine.drawing_session import Pixels, draft, furthest, made, recipe
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original
-from tests.image.engine.runtimes.diffusers.test_single_file import base_of
+from tests.image.engine.pipeline_session import Pixels, draft, furthest, made, parameters
+from tests.image.engine.runtimes.diffusers.test_engine import base_of
 from tests.late import late
 
 diffusers = late("diffusers")
@@ -44,8 +44,8 @@ def engine(folder: Path, *loras: tuple[Path, float], base: str = "") -> diffuser
     return diffusers_engine.DiffusersEngine(options, lambda _: None)
 
 
-def drawn(engine: diffusers_engine.DiffusersEngine, side: int) -> Pixels:
-    (pixels,) = made(engine, recipe(engine, width=side, height=side, guidance=2.5), draft(7, PROMPT))
+def generated(engine: diffusers_engine.DiffusersEngine, side: int) -> Pixels:
+    (pixels,) = made(engine, parameters(engine, width=side, height=side, guidance=2.5), draft(7, PROMPT))
     return pixels
 
 
@@ -64,7 +64,7 @@ def test_the_pixels_are_those_of_diffusers(
     own = pipeline(folder)
     plain = directly(own, side)
     path = write_lora(own, tmp_path / "l.safetensors", style=style)
-    ours = drawn(engine(folder, (path, 0.7)), side)
+    ours = generated(engine(folder, (path, 0.7)), side)
     own.load_lora_weights(str(tmp_path), weight_name=path.name, adapter_name="l")
     own.set_adapters(["l"], [0.7])
     assert furthest(ours, directly(own, side)) <= ROUNDING
@@ -77,7 +77,7 @@ def test_several_are_added_each_as_strongly_as_it_says(tmp_path: Path) -> None:
     own = pipeline(WEIGHTS)
     one = write_lora(own, tmp_path / "one.safetensors", seed=1)
     two = write_lora(own, tmp_path / "two.safetensors", seed=2, style="kohya")
-    ours = drawn(engine(WEIGHTS, (one, 0.7), (two, -0.4)), 64)
+    ours = generated(engine(WEIGHTS, (one, 0.7), (two, -0.4)), 64)
     for name, path in (("x", one), ("y", two)):
         own.load_lora_weights(str(tmp_path), weight_name=path.name, adapter_name=name)
     own.set_adapters(["x", "y"], [0.7, -0.4])
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_one_file_takes_them_too(tmp_path: Path) -> None:
     path = write_lora(pipeline(WEIGHTS), tmp_path / "l.safetensors")
     single = write_original(WEIGHTS, tmp_path / "one.safetensors")
     ours = engine(single, (path, 0.5), base=str(base_of(WEIGHTS, tmp_path / "base")))
-    assert np.array_equal(drawn(ours, 64), drawn(engine(WEIGHTS, (path, 0.5)), 64))
+    assert np.array_equal(generated(ours, 64), generated(engine(WEIGHTS, (path, 0.5)), 64))
 
 
 @pytest.mark.parametrize("family", ["StableDiffusion3Pipeline", "FluxPipeline"])
@@ -99,10 +99,10 @@ def test_transformers_take_them_too(tmp_path: Path, folder_of: Callable[[str], P
     own.text_encoder = None  # the text encoder's LoRAs would have the same names; this test is about the transformer
     path = write_lora(own, tmp_path / "l.safetensors")
     plain, ours = engine(folder), engine(folder, (path, 1.0))
-    assert furthest(*(made(each, recipe(each), draft(7))[0] for each in (plain, ours))) > 0
+    assert furthest(*(made(each, parameters(each), draft(7))[0] for each in (plain, ours))) > 0
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_mismatch_is_refused(tmp_path: Path) -> None:
     tensors = safetensors_torch.load_file(write_lora(pipeline(WEIGHTS), tmp_path / "l.safetensors"))
 
     def refused(changed: dict[str, torch.Tensor]) -> str:

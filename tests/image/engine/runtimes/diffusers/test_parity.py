@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.image.engine.drawing_session import PROMPTS, SIDE, Pixels, draft, drawing, furthest, left_half, made, recipe
+from tests.image.engine.pipeline_session import (
+    PROMPTS,
+    SIDE,
+    Pixels,
+    draft,
+    furthest,
+    left_half,
+    made,
+    noise_image,
+    parameters,
+)
 from tests.image.engine.tiny_pipelines import FAMILIES
 from tests.late import late
 
@@ -40,7 +50,7 @@ def test_alone_the_pixels_are_identical(
     engine_of: Callable[[str], DiffusersEngine], folder_of: Callable[[str], Path], family: str
 ) -> None:
     engine = engine_of(family)
-    (ours,) = made(engine, recipe(engine), draft(7))
+    (ours,) = made(engine, parameters(engine), draft(7))
     expected = directly(folder_of(family), family, 7, PROMPTS[0], width=SIDE, height=SIDE)
     assert np.array_equal(ours, expected)
     assert expected.std() > 5, "an image without contrast would prove nothing"
@@ -52,8 +62,8 @@ def test_in_a_batch_with_strangers_hardly_anything_changes(
 ) -> None:
     engine = engine_of(family)
     drafts = [draft(seed, prompt) for seed, prompt in enumerate(PROMPTS)]
-    together = made(engine, recipe(engine), *drafts)
-    alone = [made(engine, recipe(engine), one)[0] for one in drafts]
+    together = made(engine, parameters(engine), *drafts)
+    alone = [made(engine, parameters(engine), one)[0] for one in drafts]
     assert [furthest(one, other) <= OFF for one, other in zip(together, alone, strict=True)] == [True] * 4
     assert furthest(alone[0], alone[1]) > 10 * OFF, "other seeds give other images"
 
@@ -64,13 +74,13 @@ def test_a_changed_image_is_identical_too(
 ) -> None:
     engine = engine_of(FAMILY)
     masked = mode == "inpainting"
-    more: dict[str, Any] = {"image": drawing(), "strength": 0.7}
+    more: dict[str, Any] = {"image": noise_image(), "strength": 0.7}
     if masked:
         more |= {"mask_image": left_half(), "width": SIDE, "height": SIDE}
     name = "StableDiffusionInpaintPipeline" if masked else "StableDiffusionImg2ImgPipeline"
     expected = directly(folder_of(FAMILY), name, 3, PROMPTS[1], **more)
-    chosen = recipe(engine, mode=mode, strength=0.7)
-    image, mask = drawing().tobytes(), left_half().tobytes() if masked else None
+    chosen = parameters(engine, strength=0.7)
+    image, mask = noise_image().tobytes(), left_half().tobytes() if masked else None
     drafts = [
         draft(3, PROMPTS[1], image=image, mask=mask),
         draft(4, PROMPTS[2], image=bytes(SIDE * SIDE * 3), mask=mask),
@@ -114,7 +124,7 @@ def test_negative_prompts_and_other_schedulers_are_identical_too(
             guidance_scale=3.0,
             generator=torch.Generator().manual_seed(5),
         ).images[0]
-        (ours,) = made(engine, recipe(engine, scheduler=name, negative=True), draft(5, negative="rain"))
+        (ours,) = made(engine, parameters(engine, scheduler=name), draft(5, negative="rain"))
         assert np.array_equal(ours, np.asarray(expected)), name
-    (plain,) = made(engine, recipe(engine, scheduler=name), draft(5))
+    (plain,) = made(engine, parameters(engine, scheduler=name), draft(5))
     assert not np.array_equal(ours, plain), "the negative prompt counts"

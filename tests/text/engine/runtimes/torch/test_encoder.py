@@ -21,7 +21,7 @@ from tests.text.engine.tiny_encoders import PLACES, options, write_model, write_
 safetensors_torch = late("safetensors.torch")
 torch = late("torch")
 torch_encoder = late("services.text.engine.runtimes.torch.encoder")
-torch_pooling = late("services.text.engine.runtimes.torch.pooling")
+torch_pooling = late("services.text.engine.runtimes.torch.encoder")
 transformers = late("transformers")
 
 (EMBEDS,) = [runtime.architectures["embeddings"] for runtime in RUNTIMES if runtime.name == "torch"]
@@ -91,7 +91,7 @@ def test_a_batch_is_what_its_inputs_are_one_by_one(encoder: torch_encoder.TorchE
     assert encoded(encoder, many) == pytest.approx(one_by_one(encoder, many), abs=1e-5)
 
 
-def test_what_means_the_same_is_near(encoder: torch_encoder.TorchEncoder) -> None:
+def test_similar_meanings_are_close(encoder: torch_encoder.TorchEncoder) -> None:
     vectors = unit(encoded(encoder, TEXTS[:3]))
     alike, strange = vectors[0] @ vectors[1], max(vectors[0] @ vectors[2], vectors[1] @ vectors[2])
     assert alike > 0.6

@@ -105,7 +105,7 @@ def test_pages_come_back_on_cancel(demo: SafetensorsEngine) -> None:
     assert demo._tables.free == free
 
 
-def test_a_schema_binds_the_answer_beside_free_ones(demo: SafetensorsEngine) -> None:
+def test_a_schema_binds_only_its_own_answer(demo: SafetensorsEngine) -> None:
     schema = {
         "type": "object",
         "properties": {"colour": {"enum": ["red", "green"]}, "number": {"enum": [1, 2, 3]}},
@@ -126,12 +126,12 @@ def test_a_schema_binds_the_answer_beside_free_ones(demo: SafetensorsEngine) -> 
         assert session.ended[request].finish == "stop"
 
 
-def test_logprobs_tell_what_the_model_found(demo: SafetensorsEngine) -> None:
+def test_logprobs_are_the_model_s_own(demo: SafetensorsEngine) -> None:
     session = Session(demo)
     session.answer(CAPITAL, logprobs=3, max_tokens=6)
-    told = [each for piece in session.pieces[1] for each in piece.logprobs or ()]
-    assert b"".join(each.piece for each in told).decode() == session.text[1]
-    for each in told:
+    reported = [each for piece in session.pieces[1] for each in piece.logprobs or ()]
+    assert b"".join(each.piece for each in reported).decode() == session.text[1]
+    for each in reported:
         assert each.top[0] == (each.piece, pytest.approx(each.logprob)), "greedy: the likeliest"
         assert len(each.top) == 3
         assert 0 >= each.top[0][1] >= each.top[1][1] >= each.top[2][1]

@@ -26,7 +26,7 @@ def test_padded_steps_answer_like_the_usual_ones(family: str, request: pytest.Fi
         session.turn(2)
     session.finish(*asked)
     for number, tokens in asked.items():
-        agree(session.told(number), alone(usual, tokens), EXACT, ends_of(usual))
+        agree(session.generated(number), alone(usual, tokens), EXACT, ends_of(usual))
 
 
 def test_only_steps_of_single_tokens_are_fixed(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

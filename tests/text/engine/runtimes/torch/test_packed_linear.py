@@ -47,7 +47,7 @@ def test_packed_layers_compute_the_same() -> None:
         assert isinstance(layer.k_proj, packed_linear.PartOfLinear) == packed_linear.computes_bfloat16()
 
 
-def test_what_is_computed_together_is_not_kept() -> None:
+def test_joint_results_are_not_reused() -> None:
     layer = new_layer(bias=False).to(torch.bfloat16).requires_grad_(False)
     packed_linear.pack_linears(layer)
     first, second = (torch.full((1, 1, 32), value).bfloat16() for value in (1.0, 2.0))

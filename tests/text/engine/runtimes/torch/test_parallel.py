@@ -34,8 +34,8 @@ def test_two_ranks_answer_like_one_and_the_other_ends_with_its_orders(
         session.finish(*asked)
         for number, tokens in asked.items():
             alike = alone(one, tokens)
-            agree(session.told(number), alike, EXACT, ends_of(one))
-            assert session.told(number).tokens == alike.tokens
+            agree(session.generated(number), alike, EXACT, ends_of(one))
+            assert session.generated(number).tokens == alike.tokens
     finally:
         two.close()
     assert [each.returncode for each in two._others._processes] == [0]

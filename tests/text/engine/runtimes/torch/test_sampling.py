@@ -98,7 +98,7 @@ def test_min_p_is_a_share_of_the_likeliest() -> None:
     assert set(drawn(row, min_p=1.0)) == {0}
 
 
-def test_a_seed_repeats_whatever_else_is_in_the_batch() -> None:
+def test_seed_repeats_in_any_batch() -> None:
     def run(others: int) -> list[int]:
         sampler, found, mine = batch(), [], request(seed=5, temperature=1.3)
         rest = [request(top_k=5 * (number + 1), logprobs=3, presence_penalty=1.0) for number in range(others)]
@@ -152,7 +152,7 @@ def test_the_presence_penalty_ignores_the_prompt() -> None:
     assert batch().sample(row, [asked])[0].token == best
 
 
-def test_freed_penalties_start_anew() -> None:
+def test_freed_penalties_start_empty() -> None:
     row, sampler = logits(), batch()
     best = int(row.argmax())
     for _ in range(12):
@@ -191,11 +191,11 @@ def test_logprobs_are_of_the_model_itself() -> None:
     best = int(row.argmax())
     params = {"temperature": 0.1, "logit_bias": ((best, -100.0),), "top_k": 3}
     asked = [request(logprobs=4, **params), request(logprobs=0)]
-    told, none = batch().sample(row.expand(2, -1), asked)
-    assert told.logprob == pytest.approx(float(expected[told.token]), abs=1e-5)
-    assert [token for token, _ in told.top] == expected.topk(4).indices.tolist()
-    assert [value for _, value in told.top] == pytest.approx(expected.topk(4).values.tolist(), abs=1e-5)
-    assert told.top[0][0] == best
+    reported, none = batch().sample(row.expand(2, -1), asked)
+    assert reported.logprob == pytest.approx(float(expected[reported.token]), abs=1e-5)
+    assert [token for token, _ in reported.top] == expected.topk(4).indices.tolist()
+    assert [value for _, value in reported.top] == pytest.approx(expected.topk(4).values.tolist(), abs=1e-5)
+    assert reported.top[0][0] == best
     assert none.top == []
     assert none.logprob == pytest.approx(float(expected[none.token]), abs=1e-5)
     assert batch().sample(row, [request(**params)])[0].top == []
@@ -204,5 +204,5 @@ def test_logprobs_are_of_the_model_itself() -> None:
 def test_impossible_logprobs_are_finite() -> None:
     row = torch.full((1, VOCABULARY), -math.inf)
     row[0, 5] = 0.0
-    (told,) = batch().sample(row, [request(temperature=0, logprobs=2)])
-    assert told.top == [(5, 0.0), (told.top[1][0], sampling.LOWEST_LOGPROB)]
+    (reported,) = batch().sample(row, [request(temperature=0, logprobs=2)])
+    assert reported.top == [(5, 0.0), (reported.top[1][0], sampling.LOWEST_LOGPROB)]

@@ -24,7 +24,8 @@ PROGRAM = """
     sys.meta_path.insert(0, Blocker())
     import queue
     from services.text.engine.loop import BatchLoop
-    from services.text.engine.request_loop import Arrival, BatchLimits
+    from services.text.engine.request_loop import BatchLimits
+    from services.text.engine.sequence import Sequence
     from services.text.engine.messages import EngineOptions, Stepped
     from services.text.engine.runtimes.torch.engine import SafetensorsEngine
     from services.text.engine.sampling import SamplingParams
@@ -42,7 +43,7 @@ PROGRAM = """
 
     loop = BatchLoop(engine, BatchLimits(2, 64, 32, 256), inbox, take)
     params = SamplingParams(temperature=0.8, seed=3, top_p=0.9, max_tokens=5, ignore_eos=True)
-    inbox.put(Arrival(1, "a", engine.tokenize("hello"), params, None, 2))
+    inbox.put(Sequence(1, "a", engine.tokenize("hello"), params, None, 2))
     while not any(piece.finish for piece in pieces):
         loop.turn()
     print(pieces[-1].completion_tokens, pieces[-1].finish)

@@ -58,7 +58,7 @@ def test_an_unknown_architecture_is_unsupported_by_name(folder: Path, kind: obje
         ("bloom", "its own way"),
     ],
 )
-def test_what_the_cache_cannot_hold_is_unsupported(folder: Path, kind: str, reason: str) -> None:
+def test_layers_that_the_cache_cannot_hold_are_unsupported(folder: Path, kind: str, reason: str) -> None:
     write_json(folder / "config.json", {"model_type": kind})
     found = refusal(folder)
     assert found.code == "UNSUPPORTED"

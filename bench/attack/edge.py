@@ -1,0 +1,141 @@
+"""Attacks on the gateway's edge by one client: health watches, idle connections, unfinished request bodies.
+
+Every attack keeps what it got until the gateway has ended all of it or `Hold.over` is set, so that a bystander can be
+measured in the meantime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+MIB = 1024**2
+HELD = "held"  # outcome: the gateway let the attacker keep it
+CLOSED = "closed"  # outcome: the gateway closed the connection
+WATCH = "/grpc.health.v1.Health/Watch"
+# Every channel has a connection of its own, however many go to one address.
+_OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The phases of an attack."""
+
+    full: asyncio.Event = field(default_factory=asyncio.Event)  # every attempt is held, or was answered
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # the attacker lets go of everything
+
+
+async def health_watches(address: str, hold: Hold, watches: int = 5000, connections: int = 10) -> Counter[str]:
+    """Holds calls of `Health/Watch`, without a key; counts `held`, and the gRPC statuses of the others."""
+    channels = [grpc.aio.insecure_channel(address, options=_OWN_CONNECTION) for _ in range(connections)]
+    calls: list[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]] = [channel.unary_stream(WATCH) for channel in channels]
+
+    async def watch(number: int, settled: asyncio.Event) -> str:
+        try:
+            async for _ in calls[number % connections](b""):
+                settled.set()
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        return CLOSED
+
+    try:
+        return await _attack(hold, watch, watches)
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def idle_connections(
+    host: str, port: int, hold: Hold, connections: int = 10_200, first: bytes = b""
+) -> Counter[str]:
+    """Holds connections that send nothing but the bytes `first`; counts `held` and `closed`."""
+
+    async def idle(_: int, settled: asyncio.Event) -> str:
+        try:
+            reader, writer = await asyncio.open_connection(host, port, limit=4096)
+        except OSError:
+            return CLOSED
+        try:
+            writer.write(first)
+            settled.set()
+            while await reader.read(4096):
+                pass
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+        return CLOSED
+
+    return await _attack(hold, idle, connections)
+
+
+async def unfinished_bodies(
+    host: str,
+    port: int,
+    hold: Hold,
+    bodies: int = 45,
+    size: int = 31 * MIB,
+    path: str = "/v1/chat/completions",
+    key: str = "",
+    form: str = "",
+) -> Counter[str]:
+    """Sends request bodies without their last byte; counts `held`, `closed`, and the HTTP statuses of answers.
+
+    `form`: the bodies are forms with a file of this name; empty: JSON.
+    """
+    credentials = f"authorization: Bearer {key}\r\n" if key else ""
+    kind = "multipart/form-data; boundary=limit" if form else "application/json"
+    part = f'--limit\r\ncontent-disposition: form-data; name="{form}"; filename="file"\r\n\r\n' if form else ""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n{credentials}"
+    request, chunk = f"{head}content-length: {len(part) + size + 1}\r\n\r\n{part}".encode(), bytes(65536)
+
+    async def send(_: int, settled: asyncio.Event) -> str:
+        try:
+            reader, writer = await asyncio.open_connection(host, port, limit=65536)
+        except OSError:
+            return CLOSED
+        answer = asyncio.create_task(reader.readline())
+        try:
+            writer.write(request)
+            left = size
+            while left and not answer.done():
+                writer.write(chunk[:left])
+                left -= min(left, len(chunk))
+                await writer.drain()
+            settled.set()
+            line = await answer
+            return line.split(b" ")[1].decode() if line else CLOSED
+        except OSError:
+            return CLOSED
+        finally:
+            answer.cancel()
+            writer.transport.abort()
+
+    return await _attack(hold, send, bodies)
+
+
+async def _attack(hold: Hold, attempt: Callable[[int, asyncio.Event], Awaitable[str]], times: int) -> Counter[str]:
+    """Runs all attempts at once. Each sets its event when it holds something, and returns when that has ended."""
+    settled = [asyncio.Event() for _ in range(times)]
+
+    async def run(number: int) -> str:
+        try:
+            return await attempt(number, settled[number])
+        finally:
+            settled[number].set()
+
+    attempts = [asyncio.create_task(run(number)) for number in range(times)]
+    over = asyncio.create_task(hold.over.wait())
+    try:
+        await asyncio.gather(*(event.wait() for event in settled))
+        hold.full.set()
+        ended = asyncio.create_task(asyncio.wait(attempts))
+        await asyncio.wait((over, ended), return_when=asyncio.FIRST_COMPLETED)
+        return Counter(each.result() if each.done() else HELD for each in attempts)
+    finally:
+        for each in (over, *attempts):
+            each.cancel()
+        await asyncio.gather(over, *attempts, return_exceptions=True)

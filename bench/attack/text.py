@@ -1,0 +1,107 @@
+"""Attacks on the text service by the holder of an ordinary key. Each returns what the attacker saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import httpx
+import msgspec
+
+from bench.attack.target import CHAT, EMBEDDINGS, Target
+
+_encode = msgspec.json.Encoder().encode
+MEGABYTE = 1_000_000
+SHOWN = 60  # characters of a message
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def slow_schema(name: str) -> dict[str, Any]:
+    """Returns a schema of 1.6 kB that takes a fifth of a second to compile."""
+
+    def one_of(part: int) -> list[dict[str, Any]]:
+        names = (f"{name}_{part}_{way}" for way in range(3))
+        return [{"properties": {one: {"type": "string"}}, "required": [one]} for one in names]
+
+    return {"type": "object", "allOf": [{"anyOf": one_of(part)} for part in range(7)]}
+
+
+async def slow_tools(target: Target, requests: int) -> Counter[str]:
+    """Sends requests with 128 strict tools each, 200 kB in all, whose schemas take half a minute to compile."""
+    return await _post(target, "/v1/chat/completions", [_tools(number) for number in range(requests)])
+
+
+async def slow_formats(target: Target, requests: int) -> Counter[str]:
+    """Sends requests whose answers have slow schemas, each another one."""
+    bodies = [
+        {
+            "model": CHAT,
+            "messages": HELLO,
+            "max_tokens": 1,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "slow", "schema": slow_schema(f"format{number}")},
+            },
+        }
+        for number in range(requests)
+    ]
+    return await _post(target, "/v1/chat/completions", bodies)
+
+
+async def long_inputs(target: Target, requests: int) -> Counter[str]:
+    """Sends requests to embed 30 MB of short words, and 12 MB of a single one."""
+    inputs = ["a " * (15 * MEGABYTE), "a" * (12 * MEGABYTE)]
+    bodies = [{"model": EMBEDDINGS, "input": inputs[number % 2]} for number in range(requests)]
+    return await _post(target, "/v1/embeddings", bodies)
+
+
+async def many_messages(target: Target, requests: int) -> Counter[str]:
+    """Sends chats of 16,384 messages of one letter, and of a million."""
+    counts = (16_384, 16_384, 1_000_000)
+    bodies = [
+        {"model": CHAT, "messages": [{"role": "user", "content": "a"}] * counts[number % 3]}
+        for number in range(requests)
+    ]
+    return await _post(target, "/v1/chat/completions", bodies)
+
+
+async def full_queue(target: Target, requests: int) -> Counter[str]:
+    """Sends more chats than can wait."""
+    return await _post(target, "/v1/chat/completions", [{"model": CHAT, "messages": HELLO, "max_tokens": 4}] * requests)
+
+
+async def stored(target: Target, requests: int) -> Counter[str]:
+    """Sends requests for responses whose descriptions of tools are stored, and deletes nothing."""
+    tool = {"type": "function", "name": "fat", "description": "a" * (5 * MEGABYTE), "parameters": None}
+    tools = [tool, {**tool, "name": "thin", "description": ""}]
+    body = {"model": CHAT, "input": "Hello", "tools": tools, "tool_choice": "none", "max_output_tokens": 1}
+    return await _post(target, "/v1/responses", [body] * requests)
+
+
+def _tools(number: int) -> dict[str, Any]:
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"tool{at}", "strict": True, "parameters": slow_schema(f"tool{number}_{at}")},
+        }
+        for at in range(128)
+    ]
+    return {"model": CHAT, "messages": HELLO, "tools": tools, "max_tokens": 1}
+
+
+async def _post(target: Target, path: str, bodies: list[dict[str, Any]]) -> Counter[str]:
+    """Sends all requests at once; returns how often each status and error code came back."""
+    # Encoded in a thread: the bystander's calls run on this loop.
+    encoded = [await asyncio.to_thread(_encode, body) for body in bodies]
+    async with target.client(target.attacker) as client:
+        return Counter(await asyncio.gather(*(_outcome(client, path, body) for body in encoded)))
+
+
+async def _outcome(client: httpx.AsyncClient, path: str, body: bytes) -> str:
+    try:
+        answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    except httpx.HTTPError as error:
+        return type(error).__name__
+    message = answer.json()["error"]["message"] if answer.is_error else ""
+    return f"{answer.status_code} {message[:SHOWN]}".strip()

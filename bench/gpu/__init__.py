@@ -1,0 +1,1 @@
+"""`make gpu-check`: one command that checks every runtime on one GPU and writes down what it found."""

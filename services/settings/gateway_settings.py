@@ -1,0 +1,96 @@
+"""Settings of the gateway's listener, and of access to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from services.settings import setting
+from services.settings.setting import MAX_PORT
+
+ADDRESS = "`host:port` or `unix:/path`"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The gateway's listener, and access to it."""
+
+    SECTION: ClassVar = "The gateway"
+    host: str = setting.text("ALLM_HOST", "127.0.0.1", "gateway, image", allowed="address")
+    """address of the gateway's listener; with `ALLM_AUTH=none` it is always loopback"""
+    port: int = setting.integer("ALLM_PORT", 8080, 0, MAX_PORT, "", "gateway, image")
+    """port of the gateway's listener; 0 picks a free port"""
+    allowed_hosts: tuple[str, ...] = setting.names("ALLM_ALLOWED_HOSTS", "gateway")
+    """host names, in addition to loopback, that requests may have in `Host`; `*` allows any"""
+    cors_origins: tuple[str, ...] = setting.origins("ALLM_CORS_ORIGINS", "gateway")
+    """origins, in addition to the gateway's own, whose pages may call the gateway"""
+    max_body_bytes: int = setting.integer(
+        "ALLM_MAX_BODY_BYTES", 32 * 1024**2, 1024, 1024**3, "bytes", "gateway, services"
+    )
+    """maximum size of a request body; uploads to `/v1/audio` and `/v1/images` have their own limits,
+    `ALLM_MAX_AUDIO_BYTES` and `ALLM_MAX_IMAGE_BYTES`"""
+    auth: str = "none"  # AuthSettings.mode
+    authorizer: str = setting.text(
+        "ALLM_AUTHORIZER", "127.0.0.1:50052", "gateway", allowed=ADDRESS, section="Who may call"
+    )
+    """gRPC address of the authorizer, which checks keys for the gateway; `allm serve` sets it"""
+    stats_host: str = setting.text("ALLM_GATEWAY_METRICS_HOST", "127.0.0.1", "gateway", allowed="address")
+    """address of the gateway's metrics listener, which serves only Envoy's own metrics, at `/stats/prometheus`, and the
+    probes `/livez` and `/readyz`"""
+    stats_port: int = setting.integer("ALLM_GATEWAY_METRICS_PORT", 0, 0, MAX_PORT, "", "gateway")
+    """port of the gateway's metrics listener; with 0 `allm serve` picks a free port, and `allm gateway` opens no such
+    listener ([metrics.md](metrics.md))"""
+    max_connections: int = setting.integer("ALLM_GATEWAY_CONNECTIONS", 10_000, 16, 1_000_000, "", "gateway")
+    """connections that clients may hold at the same time, further ones are closed; the limit on open files may lower
+    it. The listener for metrics and probes is exempt"""
+    first_byte_seconds: float = setting.seconds("ALLM_GATEWAY_FIRST_BYTE_SECONDS", 5, 0.1, 3600, "gateway")
+    """time for the first byte of a connection, and for the TLS handshake; then the connection is closed"""
+    idle_seconds: float = setting.seconds("ALLM_GATEWAY_IDLE_SECONDS", 120, 0.1, 86400, "gateway")
+    """time after which a connection without a request is closed, longer than that of a balancer in front; it shrinks
+    when more than half of the connections or of the heap is in use"""
+    body_seconds: int = setting.integer("ALLM_GATEWAY_BODY_SECONDS", 120, 1, 86400, "seconds", "gateway")
+    """time for the body of a request, then the answer is 408; uploads to `/v1/audio`, `/v1/images/edits` and
+    `/v1/images/variations` and streams of audio are exempt"""
+    heap_bytes: int = setting.integer(
+        "ALLM_GATEWAY_HEAP_BYTES", 512 * 1024**2, 64 * 1024**2, 1024**4, "bytes", "gateway"
+    )
+    """memory for Envoy's heap, half of it for request bodies that are still arriving; the process needs about 100 MiB
+    more, and the memory limit of a container must cover both"""
+    console: bool = setting.switch("ALLM_CONSOLE", True, "gateway")
+    """whether the gateway serves the [console](console.md) at `/`"""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Authentication of callers."""
+
+    SECTION: ClassVar = "Who may call"
+    mode: str = setting.choice("ALLM_AUTH", "none", ("none", "keys", "open"), "gateway, services")
+    """access: `none` accepts everyone, but the gateway listens only on loopback; `keys` requires an API key; `open`
+    accepts everyone on any address, for deployments with their own access control in front ([keys.md](keys.md))"""
+    key_file: Path = setting.path(
+        "ALLM_IDENTITY_KEY_FILE", "$ALLM_HOME/identity/ROLE.key", "serve, allm, services", allowed="path of a file"
+    )
+    """with `keys`: private key with which this process signs identities; `ROLE` in the name stands for its role:
+    `authorizer`, `text`, `audio`, `image`, or `operator` for commands. `allm serve` and `allm identity create` make
+    the keys of all roles ([keys.md](keys.md#identities-inside-the-deployment))"""
+    public_keys_file: Path = setting.path(
+        "ALLM_IDENTITY_PUBLIC_KEYS_FILE",
+        "$ALLM_HOME/identity/public.keys",
+        "serve, services",
+        allowed="path of a file",
+    )
+    """with `keys`: file of all roles' public keys, with which services verify identities; a change takes effect within
+    seconds, without a restart"""
+    api_key: str = setting.text("ALLM_API_KEY", "", "allm", True, allowed="a key of `allm keys create`")
+    """API key that commands send to a gateway that they reach by `--address`, if it requires keys; never logged"""
+
+    @property
+    def keys(self) -> bool:
+        """Returns whether every call needs a signed identity."""
+        return self.mode == "keys"
+
+    def key_file_of(self, role: str) -> Path:
+        """Returns the file of a role's private key."""
+        return self.key_file.with_name(self.key_file.name.replace("ROLE", role))

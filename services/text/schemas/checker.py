@@ -1,0 +1,102 @@
+"""The service's side of the process that checks the JSON Schemas of requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import OrderedDict
+from typing import Any
+
+from services.errors import InvalidRequest
+from services.sandbox.messages import Refused
+from services.sandbox.pool import ProcessPool
+from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
+from services.text.conversation import ChatRequest
+from services.text.schemas.messages import OUTPUT, Check, Checked, FromChecker
+
+PROGRAM = ConfinedProgram(
+    module="services.text.schemas", messages=FromChecker, name="schemas", kind="the checker of JSON Schemas"
+)
+ANSWER_SECONDS = 30.0  # wall time; the process has a separate, shorter limit of processor time
+REMEMBERED = 64  # requests whose schemas are known: most callers send the same tools with every turn
+REMEMBERED_BYTES = 256 * 1024  # of a request's schemas
+
+
+class SchemaChecker:
+    """Checks the schemas of requests in one process; callers take turns. The caller must close it."""
+
+    def __init__(self, queue: int) -> None:
+        """`queue`: the most requests that may wait."""
+        self._pool: ProcessPool[FromChecker] = ProcessPool(
+            lambda: ConfinedProcess.start(PROGRAM),
+            most=1,
+            queue=queue,
+            seconds=ANSWER_SECONDS,
+            busy=lambda waiting: f"the schemas of {waiting} requests are waiting to be checked: try again later",
+            spare=1,
+        )
+        self._known: OrderedDict[Check, Checked | Refused] = OrderedDict()
+
+    async def close(self) -> None:
+        """Ends the process."""
+        await self._pool.close()
+
+    async def checked(self, request: ChatRequest) -> ChatRequest:
+        """Returns the request with `strict` of its tools settled, and with the schemas of its grammar.
+
+        Raises:
+            InvalidRequest: a schema cannot be followed, or takes too long to compile.
+            Overloaded: too many requests wait.
+            Internal: the process cannot be started.
+        """
+        order = order_of(request)
+        if order is None:
+            return dataclasses.replace(request, tool_schemas={})
+        answer = await self._answer(order)
+        if isinstance(answer, Refused):
+            raise InvalidRequest(answer.message, param=answer.param or None)
+        return settled(request, answer)
+
+    async def _answer(self, order: Check) -> Checked | Refused:
+        if order in self._known:
+            self._known.move_to_end(order)
+            return self._known[order]
+        try:
+            async with self._pool.slot(), self._pool.process(order) as process:
+                answer: Checked | Refused = await process.answer(Checked, Refused)
+        except ConfinedGone as gone:
+            message = "The JSON Schemas of this request take too much processor time to compile: make them simpler."
+            raise InvalidRequest(message, param="tools" if order.tools else OUTPUT) from gone
+        if len(order.output) + sum(len(schema) for schema, _ in order.tools) <= REMEMBERED_BYTES:
+            self._known[order] = answer
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return answer
+
+
+def order_of(request: ChatRequest) -> Check | None:
+    """Returns the order for a request's schemas; None if it has none that a grammar follows."""
+    output, tools = request.output, request.tools
+    constrained = output.kind != "text" or request.tool_choice.mode == "required"
+    if output.schema is None and not (tools and constrained) and not any(tool.strict is not False for tool in tools):
+        return None
+    return Check(
+        output=_json(output.schema),
+        tools=tuple((_json(tool.parameters), tool.strict) for tool in tools),
+        constrained=constrained,
+    )
+
+
+def settled(request: ChatRequest, answer: Checked) -> ChatRequest:
+    """Returns the request with the answer to its order."""
+    strict = zip(request.tools, answer.strict, strict=True)
+    schemas = zip(request.tools, answer.schemas or [""] * len(request.tools), strict=True)
+    return dataclasses.replace(
+        request,
+        tools=tuple(dataclasses.replace(tool, strict=each) for tool, each in strict),
+        tool_schemas={tool.name: json.loads(schema) for tool, schema in schemas if schema},
+    )
+
+
+def _json(schema: dict[str, Any] | None) -> str:
+    return "" if schema is None else json.dumps(schema)

@@ -1,0 +1,85 @@
+"""The common part of all loops in a worker: they take messages between steps, and end with a Stop.
+
+Engines import this module, so it imports nothing that a runtime does not need.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+from services.worker.messages import EngineError, Phase, Stop
+
+M = TypeVar("M")
+
+DEADLINE_PASSED = EngineError("TIMEOUT", "the caller's deadline has passed")
+
+
+class HasDeadline(Protocol):
+    """A request with a deadline."""
+
+    @property
+    def deadline(self) -> float:
+        """The time after which the caller has given up, on the monotonic clock; infinity: never."""
+
+
+D = TypeVar("D", bound=HasDeadline)
+
+
+class WorkerLoop(ABC, Generic[M]):
+    """A loop that serves requests. Another thread fills `inbox`; `send` sends to the service."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Any], send: Callable[[object], None]) -> None:
+        self._inbox = inbox
+        self._send = send
+        self._stopped = False
+        self._phases: list[Phase] = []  # that requests have entered since the last report
+
+    def run(self) -> None:
+        """Serves until a Stop arrives."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Takes messages and advances once; waits for a message if idle. Returns False after a Stop."""
+        self._take_messages(None if self._is_idle() else 0.0)
+        if not self._stopped:
+            self._advance()
+        return not self._stopped
+
+    @abstractmethod
+    def _is_idle(self) -> bool:
+        """True if there is nothing to do until a message arrives."""
+
+    @abstractmethod
+    def _take(self, message: M) -> None:
+        """Takes a message."""
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Runs at most one step, or one in each lane, and reports it."""
+
+    def _take_messages(self, seconds: float | None = 0.0) -> None:
+        """Takes all queued messages; waits up to `seconds` for the first one, indefinitely for None."""
+        while not self._stopped:
+            try:
+                message = self._inbox.get(seconds != 0.0, seconds)
+            except queue.Empty:
+                return
+            seconds = 0.0
+            if isinstance(message, Stop):
+                self._stopped = True
+            else:
+                self._take(message)
+
+    def _refuse(self, request: int, error: EngineError) -> None:
+        self._send(error.refusal(request))
+
+
+def expired(requests: Iterable[D]) -> list[D]:
+    """Returns the requests whose deadline has passed."""
+    now = time.monotonic()
+    return [request for request in requests if request.deadline <= now]

