@@ -573,7 +573,6 @@ WIDE_TESTS = {
     "cli/models/test_models_change.py",
     "cli/models/test_models_keys.py",
     "cli/models/test_models_list.py",
-    "cli/test_keys_command.py",
     "image/engine/runtimes/diffusers/test_parity.py",
     "image/engine/test_image_worker.py",
     "image/test_image_metrics.py",

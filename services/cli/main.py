@@ -10,18 +10,43 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from services.auth.identity_keys import PUBLIC_NAME, ROLES, KeysUnusable, create_keys
 from services.byte_count import bytes_word
 from services.catalog.backup import BackupError, back_up
-from services.cli.ending import plainly
-from services.cli.identity import identity_app
-from services.cli.keys.app import keys_app
+from services.cli.keys import keys_app
 from services.cli.models.app import models_app
-from services.cli.problem import Problem
+from services.cli.problem import Problem, plainly
 from services.cli.serve.gateway import run_gateway
 from services.cli.serve.screen import Screen
 from services.cli.serve.serve import serve as serve_stack
 from services.cli.top import show_on, show_once
 from services.settings.settings import load_settings
+
+identity_app = typer.Typer(
+    help="Make the keys that sign identities inside a deployment (not API keys: those are `allm keys`).",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@identity_app.command("create")
+def create_identities(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
+) -> None:
+    """Create a private key for every role, `ROLE.key`, and the file of their public keys, `public.keys`.
+
+    `allm serve` makes its own. Deployments of several containers need them beforehand. To replace keys, create new ones
+    in another folder (docs/keys.md).
+    """
+    with plainly():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise Problem(f"{folder} must be a new or an empty folder: keys in use are never overwritten")
+        try:
+            create_keys({role: folder / f"{role}.key" for role in ROLES}, folder / PUBLIC_NAME)
+        except KeysUnusable as error:
+            raise Problem(str(error)) from error
+        typer.echo(f"{folder}: {', '.join(f'{role}.key' for role in ROLES)}, {PUBLIC_NAME}")
+
 
 app = typer.Typer(
     name="allm",

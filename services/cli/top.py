@@ -15,11 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from services.byte_count import bytes_word
+from services.cli.models.catalog import session
 from services.cli.models.connection import Connection, Lost, Refused, readable_errors
-from services.cli.models.document import document, print_document
 from services.cli.models.listing import time_word
-from services.cli.models.page import Page
-from services.cli.models.session import session
+from services.cli.models.page import Page, document, print_document
 from services.cli.models.words import enum_word, modality_word
 
 NOTHING = "-"

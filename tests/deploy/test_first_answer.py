@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from services.cli.identity import create
+from services.cli.main import create_identities
 from tests.demo_model import demo_model
 from tests.deploy.pod_processes import PodProcesses
 from tests.deploy.renderings import rendering
@@ -52,7 +52,7 @@ def secrets(pods: PodProcesses) -> ssl.SSLContext:
     """Fills in the Secrets that the documentation requires; returns a TLS context for callers."""
     for each in ("public-keys", "service-tls", "tls", "models"):
         pods.place(f"/etc/allm/{each}").mkdir(parents=True)
-    create(pods.place("/etc/allm/identity"))
+    create_identities(pods.place("/etc/allm/identity"))
     pods.place("/etc/allm/identity/public.keys").rename(pods.place("/etc/allm/public-keys/public.keys"))
     pods.place("/run/allm").mkdir(parents=True)
     ours, theirs = trustme.CA(), trustme.CA()

@@ -11,14 +11,12 @@ from allm.models.v1 import model_pb2
 from rich.console import Console
 
 from services.byte_count import bytes_word
-from services.cli.ending import EXIT_PROBLEM, plainly
 from services.cli.models import listing
 from services.cli.models.bench import Bench, Plan
+from services.cli.models.catalog import session
 from services.cli.models.check import check as check_files
-from services.cli.models.document import document, documents, print_document
-from services.cli.models.explanation import explain
-from services.cli.models.finishing import finish
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
+from services.cli.models.listing import explain
 from services.cli.models.meters import ChatMeter, SpeechMeter
 from services.cli.models.options import (
     Base,
@@ -38,10 +36,10 @@ from services.cli.models.options import (
     lora_list,
     source_url,
 )
-from services.cli.models.page import Page
-from services.cli.models.session import session
+from services.cli.models.page import Page, document, documents, print_document
+from services.cli.models.progress import finish
 from services.cli.models.stage import loaded, served
-from services.cli.problem import Problem
+from services.cli.problem import EXIT_PROBLEM, Problem, plainly
 from services.cli.verify.command import show_outcomes, verify
 from services.cli.verify.record import record, write
 from services.models.descriptor import Format, Modality

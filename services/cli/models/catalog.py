@@ -1,15 +1,29 @@
-"""The commands' client of the catalog: one method per call, with its time limit and with errors as sentences."""
+"""The commands' client of the catalog: one method per call, with its time limit and with errors as sentences.
+
+A command's session holds one, with the connection and the settings of the environment.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from allm.models.v1 import manifest_pb2, model_pb2
 from allm.models.v1 import model_service_pb2 as pb
 
-from services.cli.models.connection import Connection, Lost, readable_errors
-from services.cli.problem import Problem
+from services.cli.models.connection import (
+    Connection,
+    Lost,
+    catalog_address,
+    command_identity,
+    connect,
+    find_address,
+    readable_errors,
+)
+from services.cli.problem import Problem, plainly
+from services.settings.settings import Settings, load_settings
 
 ANSWER_SECONDS = 30.0
 INSPECT_SECONDS = 600.0  # the catalog lists files and reads their headers, possibly over a slow network
@@ -165,3 +179,51 @@ class Catalog:
                 yield from call
             finally:
                 call.cancel()
+
+
+@contextmanager
+def restored_afterwards(catalog: Catalog, model_id: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Restores the operator's choices afterwards: the runtime, and whether the model stays in memory.
+
+    Raises:
+        Problem: the model was removed.
+    """
+    before = _desired(catalog, model_id)
+    try:
+        yield
+    finally:
+        say(f"restoring the state of {model_id}")
+        if before.model.keep_loaded:
+            catalog.load(model_id, before.runtime)
+        else:
+            catalog.unload(model_id)
+            if _desired(catalog, model_id).runtime != before.runtime:
+                catalog.load(model_id, before.runtime)
+                catalog.unload(model_id)
+
+
+def _desired(catalog: Catalog, model_id: str) -> manifest_pb2.DesiredModel:
+    for desired in catalog.snapshot():
+        if desired.model.id == model_id:
+            return desired
+    raise Problem(f"{model_id} was removed")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connection with its settings."""
+
+    connection: Connection
+    catalog: Catalog
+    settings: Settings
+
+
+@contextmanager
+def session(address: str) -> Iterator[Session]:
+    """Connects to allm at `address`; empty: the local one. Errors end the command with a sentence."""
+    with plainly():
+        settings = load_settings()
+        where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)
+        own = command_identity(settings, "allm-models")
+        with connect(where, own, settings.auth.api_key, catalog) as connection:
+            yield Session(connection, Catalog(connection), settings)

@@ -1,4 +1,7 @@
-"""Connects to a running allm: finds its address, tests it, and turns errors into sentences."""
+"""Connects to a running allm: finds its address, tests it, and turns errors into sentences.
+
+`allm keys` connects to the catalog directly, past the gateway: that is how the first key is created.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import queue
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2_grpc
+from allm.keys.v1 import keys_pb2_grpc
 from allm.models.v1 import machine_service_pb2_grpc, model_service_pb2_grpc
 from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
@@ -18,8 +23,9 @@ from gateway.address import split_host_port, url_host
 from services.auth.identity_keys import OPERATOR, KeysUnusable, read_key
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
+from services.cli.serve.stack import CATALOG
 from services.rpc.own_identity import NOBODY, MetadataInterceptor, OwnIdentity
-from services.settings.settings import Settings
+from services.settings.settings import DEFAULT_CATALOG, Settings
 
 MIB = 1024 * 1024
 CONNECT_SECONDS = 5.0
@@ -27,6 +33,7 @@ CONNECT_SECONDS = 5.0
 OPTIONS = (("grpc.max_receive_message_length", 64 * MIB), ("grpc.enable_http_proxy", 0))
 HTTPS = "https://"
 DETAILS = "grpc-status-details-bin"
+KEYS_COMMAND = "allm-keys"  # its name in the catalog's log
 
 
 class Refused(Problem):
@@ -135,12 +142,9 @@ def _sentence(error: grpc.RpcError) -> Problem:
 
 
 def _noted(home: Path) -> str:
-    """Returns the address in `run.json`; empty if the file is missing or unreadable."""
-    try:
-        note = json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))
-        address = note.get("local") or note["grpc"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return ""
+    """Returns the address in the run note; empty if there is none."""
+    note = _run_note(home)
+    address = note.get("local") or note.get("grpc")
     return address if isinstance(address, str) else ""
 
 
@@ -175,3 +179,47 @@ def _answers(channel: grpc.Channel) -> bool:
         return False
     finally:
         channel.unsubscribe(states.put)
+
+
+@contextmanager
+def key_service(asked: str, settings: Settings) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
+    """Connects to the catalog's key service with full rights.
+
+    Raises:
+        Problem: `asked` is not an address, or the key that identifies this command cannot be read.
+    """
+    address = catalog_address(asked, settings)
+    with command_identity(settings, KEYS_COMMAND).blocking_channel(address, OPTIONS) as channel:
+        yield keys_pb2_grpc.KeyServiceStub(channel)
+
+
+def catalog_address(asked: str, settings: Settings) -> str:
+    """Finds the catalog: `asked`, ALLM_CATALOG, the run folder of this home's `allm serve`, or the default port.
+
+    Raises Problem for an invalid address.
+    """
+    if asked:
+        try:
+            asked.startswith("unix:") or split_host_port(asked)
+        except ValueError:
+            raise Problem(f"--catalog {asked} is neither host:port nor unix:/path") from None
+        return asked
+    if settings.model.catalog != DEFAULT_CATALOG:
+        return settings.model.catalog
+    socket = _noted_folder(settings.home) / f"{CATALOG}.sock"
+    return f"unix:{socket}" if socket.exists() else settings.model.catalog
+
+
+def _noted_folder(home: Path) -> Path:
+    """Returns the run folder, or one that does not exist if nothing runs."""
+    folder = _run_note(home).get("folder")
+    return Path(folder) if isinstance(folder, str) else home / "nothing-runs"
+
+
+def _run_note(home: Path) -> dict[str, Any]:
+    """Returns the content of `run.json`; empty if the file is missing or unreadable."""
+    try:
+        note = json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}

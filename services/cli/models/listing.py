@@ -1,4 +1,4 @@
-"""Tables of models for people: the list of all, and the details of one."""
+"""Models for people: the list of all, the details of one, and why a replica uses a runtime."""
 
 from __future__ import annotations
 
@@ -181,3 +181,30 @@ def _show_files(page: Page, manifest: manifest_pb2.Manifest, all_files: bool) ->
 
 def _name(manifest: manifest_pb2.Manifest, path: str) -> str:
     return f"{path} (opened)" if path == manifest.primary else path
+
+
+def explain(page: Page, explained: model_service_pb2.ExplainModelResponse) -> None:
+    """Prints one paragraph per replica."""
+    model = explained.model
+    reason = f": {model.reason}" if model.reason else ""
+    page.say(f"{model.id} is {state_word(model.state)}{reason}.")
+    if not explained.resolutions:
+        page.say(f"No service for {modality_word(model.modality)} models is running, so it cannot run now.")
+    for resolution in explained.resolutions:
+        page.heading(f"{resolution.replica} ({resolution.device})")
+        for verdict in resolution.runtimes:
+            page.say(_sentence(verdict, resolution.device))
+        if not resolution.runtimes:
+            page.say("It has no runtimes.")
+        elif not any(verdict.chosen for verdict in resolution.runtimes):
+            page.say("It uses none of them.")
+
+
+def _sentence(verdict: model_service_pb2.RuntimeVerdict, device: str) -> str:
+    """`device`: the replica's; a runtime that computes on another one says so."""
+    if verdict.chosen:
+        own = f" on {verdict.device}" if verdict.device not in ("", device) else ""
+        return f"It uses {verdict.runtime}{own}: {verdict.reason}."
+    if verdict.able:
+        return f"It does not use {verdict.runtime}: {verdict.reason}."
+    return f"{verdict.runtime} cannot run it: {verdict.reason}."

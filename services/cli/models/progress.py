@@ -1,19 +1,23 @@
-"""The progress of a model: a bar on a terminal, lines elsewhere. Always on the standard error."""
+"""The progress of a model until a goal is reached: a bar on a terminal, lines elsewhere, on the standard error."""
 
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from types import TracebackType
 
+from allm.models.v1 import model_pb2
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from services.byte_count import bytes_word
-from services.cli.models.page import Page
-from services.cli.models.stage import Stage
+from services.cli.models.catalog import Catalog, Session
+from services.cli.models.connection import Late
+from services.cli.models.page import Page, document, print_document
+from services.cli.models.stage import Goal, Stage, stage
 from services.cli.models.words import one_line, reason_word, seconds_word, shorten
+from services.cli.problem import Interrupted, Problem
 
 LINE_SECONDS = 5.0  # between two lines of progress without a terminal
 BAR_WIDTH = 30
@@ -124,3 +128,45 @@ def progress_words(reached: Stage, seconds: float, before: int) -> str:
     if rate > 0:
         words += f", {bytes_word(rate)}/s, {seconds_word((reached.total - reached.done) / rate)} left"
     return words
+
+
+def wait_until(
+    catalog: Catalog, model: model_pb2.Model, goal: Goal, seconds: float | None = None
+) -> tuple[model_pb2.Model, Stage]:
+    """Follows a model until `goal` is reached; returns the model and its stage at that time.
+
+    Raises:
+        Problem: the model was removed, or the catalog stays down, or the time limit has passed.
+        Interrupted: Ctrl-C.
+    """
+    after = f"allm continues; `allm models show {model.id}` shows the progress"
+    try:
+        with StageProgress(model.id) as screen, closing(catalog.follow(model.id, seconds)) as changes:
+            for current in changes:
+                screen.show(stage(current, model.generation))
+                if reached := goal(current):
+                    return current, reached
+    except Late:
+        raise Problem(f"{model.id} is not done after {seconds:g} seconds; {after}") from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"no longer waiting for {model.id}; {after}") from None
+    raise Problem(f"the progress of {model.id} cannot be read")
+
+
+def finish(at: Session, model: model_pb2.Model, goal: Goal | None, timeout: float, as_json: bool) -> None:
+    """Waits until `goal` is reached, for at most `timeout` seconds (0: no limit), and prints the result.
+
+    Raises:
+        Problem: the model does not serve; the message says why.
+    """
+    reached: Stage | None = None
+    if goal:
+        model, reached = wait_until(at.catalog, model, goal, timeout or None)
+    if as_json:
+        print_document(document(model))
+    if reached and not reached.serving:
+        reason = reason_word(reached.reason, model.id) or "no reason is known"
+        raise Problem(f"{model.id} is {reached.state}: {reason}")
+    if reached and not as_json:
+        means = " on ".join(part for part in (reached.runtime, reached.device) if part)
+        Page().say(f"{model.id} is {reached.state}{f' ({means})' if means else ''}")

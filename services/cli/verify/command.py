@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from services.cli.models.bench import able_runtimes
-from services.cli.models.catalog import Catalog
+from services.cli.models.catalog import Catalog, restored_afterwards
 from services.cli.models.connection import Connection
 from services.cli.models.page import Page
-from services.cli.models.restoring import restored_afterwards
 from services.cli.models.words import modality_word
 from services.cli.problem import Problem
 from services.cli.verify.check import Check, Outcome

@@ -15,9 +15,9 @@ from allm.keys.v1 import keys_pb2
 from typer.testing import CliRunner, Result
 
 from services.auth.identity_keys import create_keys
-from services.cli.keys.app import state_word
-from services.cli.keys.catalog_door import catalog_address
+from services.cli.keys import state_word
 from services.cli.main import app
+from services.cli.models.connection import catalog_address
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
 from services.settings.settings import load_settings

@@ -10,12 +10,10 @@ from typing import Annotated
 import typer
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
-from services.cli.ending import plainly
-from services.cli.keys.catalog_door import key_service
-from services.cli.models.connection import readable_errors
-from services.cli.models.document import document, print_document
+from services.cli.models.connection import key_service, readable_errors
 from services.cli.models.listing import time_word
-from services.cli.models.page import Page
+from services.cli.models.page import Page, document, print_document
+from services.cli.problem import plainly
 from services.settings.settings import load_settings
 
 HEADERS = ("ID", "NAME", "KEY", "STATE", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "MADE", "EXPIRES", "MODELS")

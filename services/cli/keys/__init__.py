@@ -1,1 +1,0 @@
-"""`allm keys`: the API keys that callers send to the gateway."""
