@@ -1,10 +1,15 @@
-"""Addresses in the format of the settings (`host:port`, `unix:/path`) and in that of Envoy's configuration."""
+"""Addresses in the format of the settings (`host:port`, `unix:/path`) and in that of Envoy's configuration.
+
+Without keys or another guard in front, the gateway is reachable only from this machine.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 from typing import Any
 
+from services.settings.gateway_settings import GatewaySettings
 from services.settings.setting import SettingError
 
 LOCALHOST = "127.0.0.1"
@@ -69,3 +74,17 @@ def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         return ipaddress.ip_address(LOCALHOST if host == "localhost" else host)
     except ValueError:
         raise SettingError("ALLM_HOST", host, "an IP address or localhost") from None
+
+
+UNGUARDED = "none"  # value of ALLM_AUTH
+KEYS = "keys"
+
+
+def is_confined(settings: GatewaySettings) -> bool:
+    """Reports whether ALLM_HOST is overridden, because anybody who could reach it could use the models."""
+    return settings.auth == UNGUARDED and not is_loopback(settings.host)
+
+
+def confined(settings: GatewaySettings) -> GatewaySettings:
+    """Returns the settings with the host that the gateway really listens on."""
+    return replace(settings, host=LOCALHOST) if is_confined(settings) else settings

@@ -1,10 +1,11 @@
-"""A client of Envoy's admin interface, over its Unix socket."""
+"""A client of Envoy's admin interface, over its Unix socket, and the drain of a gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,14 @@ class EnvoyAdmin:
             return False
         return status == 200
 
+    async def wait_ready(self) -> None:
+        """Waits until Envoy has started and accepts connections. The caller limits the time."""
+        while not await self.is_ready():  # noqa: ASYNC110 - another process, it has no events
+            await asyncio.sleep(POLL_SECONDS)
+
     async def wait_answer(self) -> None:
         """Waits until Envoy answers, whatever it says. The caller limits the time."""
-        while True:
-            with contextlib.suppress(OSError, EOFError, ValueError, LookupError):
-                await self._exchange("GET", "/ready")
-                return
-            await asyncio.sleep(POLL_SECONDS)
+        await until_it_works(lambda: self._exchange("GET", "/ready"), OSError, EOFError, ValueError, LookupError)
 
     async def fail_health(self) -> None:
         """Makes /healthz and /readyz return 503 and asks clients to reconnect; requests are served as before."""
@@ -83,3 +85,28 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
         body += await reader.readexactly(size)
         await reader.readline()
     return body
+
+
+async def drain(admin: EnvoyAdmin, seconds: float, say: Callable[[str], None]) -> None:
+    """Disconnects clients and waits up to `seconds` for running requests; `say` reports their number."""
+    try:
+        async with asyncio.timeout(seconds):
+            await admin.drain()
+            if active := await admin.active_requests():
+                requests = "1 running request" if active == 1 else f"{active} running requests"
+                say(f"waiting up to {seconds:g} s for {requests}; Ctrl-C stops at once")
+            while await admin.active_requests():  # noqa: ASYNC110 - another process, it has no events
+                await asyncio.sleep(POLL_SECONDS)
+    except AdminError:  # Envoy has crashed or is stuck: nothing to wait for
+        return
+    except TimeoutError:
+        say("the time for running requests is over")
+
+
+async def until_it_works(ask: Callable[[], Awaitable[object]], *failures: type[Exception]) -> None:
+    """Repeats `ask` until it raises none of `failures`. The caller limits the time."""
+    while True:
+        with contextlib.suppress(*failures):
+            await ask()
+            return
+        await asyncio.sleep(POLL_SECONDS)

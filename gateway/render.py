@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway import console, stats, traces
-from gateway.address import envoy_address, listen_address, needs_dns
+from gateway.address import KEYS, confined, envoy_address, listen_address, needs_dns
 from gateway.admission import PATH_PATTERN, host_pattern, listed_origins_pattern
 from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
-from gateway.exposure import KEYS, confined
 from gateway.process import connection_limit, worker_count
 from gateway.text_groups import NO_GROUPS, TextGroups, cluster_name
 from gateway.transport import edge_transport, service_transport, write_secrets

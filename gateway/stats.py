@@ -6,10 +6,10 @@ It has no TLS, and the limit on connections does not apply to it, so no flood of
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 from gateway.address import envoy_address, listen_address
+from gateway.admin import until_it_works
 
 PATH = "/stats/prometheus"
 LIVE = "/livez"  # 200 while both the main thread and a worker thread run
@@ -17,7 +17,6 @@ READY = "/readyz"  # 200 while requests are admitted, as on the clients' listene
 CLUSTER = "admin"
 SECONDS = "10s"
 IDLE_SECONDS = "120s"  # longer than the interval of any scrape or probe
-POLL_SECONDS = 0.05
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 _HTTP = f"{_EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
@@ -93,13 +92,13 @@ async def wait_answer(host: str, port: int) -> None:
 
     The caller limits the time.
     """
-    while True:
-        with contextlib.suppress(OSError, EOFError):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(f"GET {LIVE} HTTP/1.1\r\nhost: allm\r\nconnection: close\r\n\r\n".encode())
-                await reader.readexactly(1)
-            finally:
-                writer.close()
-            return
-        await asyncio.sleep(POLL_SECONDS)
+    await until_it_works(lambda: _ask_live(host, port), OSError, EOFError)
+
+
+async def _ask_live(host: str, port: int) -> None:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET {LIVE} HTTP/1.1\r\nhost: allm\r\nconnection: close\r\n\r\n".encode())
+        await reader.readexactly(1)
+    finally:
+        writer.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.panel import Panel, Query
-from monitoring.queries import MODEL, WINDOW, quantiles, rate, total
+from monitoring.panel import MODEL, WINDOW, Panel, Query, quantiles, rate, total
 
 EDGE = 'envoy_http_conn_manager_prefix="edge"'
 SERVICES = 'envoy_cluster_name=~"text.*|audio|image|catalog|authorizer"'

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.panel import Panel, Query
-from monitoring.queries import MODEL, WINDOW, mean, quantiles, rate, total
+from monitoring.panel import MODEL, WINDOW, Panel, Query, mean, quantiles, rate, total
 
 TEXT_OPERATIONS = 'gen_ai_operation_name=~"chat|text_completion|embeddings"'
 AUDIO_OPERATIONS = 'gen_ai_operation_name=~"transcription|translation"'

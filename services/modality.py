@@ -16,7 +16,7 @@ from services.provision.figure_reader import FigureReader
 from services.provision.provision import EVERYTHING, Provision
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed
-from services.residency.memory.vulkan_memory import VulkanMemory
+from services.residency.memory.device_memory import VulkanMemory
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
 from services.rpc.own_identity import OwnIdentity

@@ -27,9 +27,9 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import CPU, EngineRegistry, Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed
+from services.residency.memory.device_memory import VulkanMemory
 from services.residency.memory.memory_estimate import HOST, gpu_of
 from services.residency.memory.readings import Readings
-from services.residency.memory.vulkan_memory import VulkanMemory
 from services.residency.residency import Residency
 from services.residency.resident import ResidentKey, resident_key
 from services.settings.settings import Settings, load_settings

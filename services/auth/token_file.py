@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.auth.token_rates import Spent
-from services.storage.shared_sqlite import SharedSqliteFile
+from services.storage.sqlite_file import SharedSqliteFile
 
 VERSION = 1
 SCHEMA = "CREATE TABLE used (subject TEXT PRIMARY KEY, tokens REAL NOT NULL, at REAL NOT NULL) WITHOUT ROWID"

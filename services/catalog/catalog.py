@@ -19,8 +19,8 @@ from services.catalog.registration.declarations import Declarations
 from services.catalog.registration.register import Change, NewModel, Registrar
 from services.catalog.registration.registration import Registration
 from services.catalog.registration.registrations import Registrations
-from services.catalog.registration.requested_engine import check_stages
 from services.catalog.registration.survey import Surveyor
+from services.catalog.registration.validation import check_stages
 from services.catalog.replicas.model_view import ModelView, ModelViews
 from services.catalog.replicas.replica_status import REPORT_WITHIN, ReplicaStatus, Report
 from services.catalog.replicas.resolution import explain

@@ -5,11 +5,13 @@ It knows no tables. A write is on disk once it returns (synchronous=FULL).
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from services.storage.private_files import make_private, private_folder
 from services.storage.sqlite_file import DatabaseUnusable, SqliteFile
@@ -114,3 +116,30 @@ class Database(SqliteFile):
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
+
+
+T = TypeVar("T")
+
+
+class WholeChanges:
+    """Runs changes in order of arrival."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs `work` after all earlier changes, even if the caller is cancelled. Raises what it raises."""
+
+        async def alone() -> T:
+            async with self._turn:
+                return await work()
+
+        task = asyncio.create_task(alone())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Waits for running changes."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -18,8 +18,7 @@ from services.byte_count import bytes_word
 from services.cli.models.catalog import session
 from services.cli.models.connection import Connection, Lost, Refused, readable_errors
 from services.cli.models.listing import time_word
-from services.cli.models.page import Page, document, print_document
-from services.cli.models.words import enum_word, modality_word
+from services.cli.models.page import Page, document, enum_word, modality_word, print_document
 
 NOTHING = "-"
 MEMORY = ("MEMORY", "USED", "OF", "SHARE", "THRESHOLD")

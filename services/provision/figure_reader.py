@@ -13,8 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from services.models.descriptor import Modality
 from services.residency.memory.readings import Snapshot
 from services.telemetry import figures, metrics
-from services.telemetry.figures import DeviceFigures, Figures, HostFigures, Latencies
-from services.telemetry.model_events import EVENTS, ModelEvents
+from services.telemetry.figures import EVENTS, DeviceFigures, Figures, HostFigures, Latencies, ModelEvents
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _COUNTERS: dict[figures.Counter, Counter] = {

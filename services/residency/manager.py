@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from services.cancellation import is_cancelled
 from services.errors import AllmError, Internal, ModelNotReady
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
@@ -24,9 +23,10 @@ from services.residency.backoff import Backoff
 from services.residency.memory.reservation import NeverFits
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
+from services.rpc.deadline import is_cancelled
 from services.settings.settings import MIB
 from services.telemetry import metrics, tracing
-from services.telemetry.model_events import EVENTS
+from services.telemetry.figures import EVENTS
 from services.worker.process import started_pids
 
 log = logging.getLogger(__name__)

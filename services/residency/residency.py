@@ -7,12 +7,12 @@ from typing import Any
 
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission, Needed
+from services.residency.memory.device_memory import VulkanMemory
 from services.residency.memory.ledger import Ledger, Pools
 from services.residency.memory.ledger_sync import LedgerSync
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
 from services.residency.memory.readings import Readings, Snapshot
-from services.residency.memory.vulkan_memory import VulkanMemory
 from services.residency.resident import ResidentKey
 from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.settings.settings import Settings

@@ -14,7 +14,7 @@ from services.models.registry import Runtime
 from services.residency.memory.reservation import Reservation
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.telemetry import metrics
-from services.telemetry.model_series import ModelPart
+from services.telemetry.metrics import ModelPart
 from services.telemetry.span import Span
 
 R = TypeVar("R", bound=Resident)

@@ -26,9 +26,8 @@ from google.rpc import error_details_pb2, status_pb2
 from services.auth.authentication import Authenticator
 from services.auth.caller import keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
-from services.cancellation import is_cancelled
 from services.errors import AllmError, Cancelled, Internal, RateLimited, Timeout
-from services.rpc.deadline import Deadline, keep_deadline, read_deadline
+from services.rpc.deadline import Deadline, is_cancelled, keep_deadline, read_deadline
 from services.telemetry import logs, metrics, tracing
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,6 @@
-"""The caller's deadline: gRPC's own or that of the header `x-request-timeout`, whichever is sooner.
+"""The early end of a call: the caller's deadline, and cancellation.
+
+The deadline is gRPC's own or that of the header `x-request-timeout`, whichever is sooner.
 
 It applies to all work for the call, so it is stored in the call's context, where calls to a worker look it up. Work
 that outlives the call, such as a response in the background, must clear it.
@@ -6,6 +8,7 @@ that outlives the call, such as a response in the background, must clear it.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping
@@ -73,3 +76,12 @@ def _seconds(value: str) -> float:
         return seconds
     shown = value[:SHOWN_CHARACTERS]
     raise InvalidRequest(f"'{HEADER}' must be a number of seconds above 0, not {shown!r}.", param=HEADER)
+
+
+def is_cancelled() -> bool:
+    """Returns whether the running task itself was cancelled, not only something that it awaits.
+
+    Raises RuntimeError without an event loop.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -25,15 +25,14 @@ from services.auth.authentication import Authenticator
 from services.errors import AllmError
 from services.rpc.call import Call
 from services.rpc.channel import is_plain, server_credentials
-from services.rpc.probes import Probes
+from services.rpc.probe import Probes
 from services.settings.setting import SettingError
 from services.settings.settings import MIB, ServiceSettings, Settings, load_settings
 from services.settings.tls_settings import ServiceTls
 from services.storage.private_files import private_folder
 from services.telemetry import tracing
 from services.telemetry.logs import setup_logs
-from services.telemetry.metrics import TASKS, serve_metrics
-from services.telemetry.model_series import SWEEP_SECONDS, forget_others
+from services.telemetry.metrics import SWEEP_SECONDS, TASKS, forget_others, serve_metrics
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,14 @@
-"""A replica's figures of work and memory: counters since its process started, and current values.
+"""A replica's figures of work and memory: counters since its process started, current values, and recent events.
 
-The catalog computes rates and percentiles from the differences between two reports.
+The catalog computes rates and percentiles from the differences between two reports. The metrics count the same events
+for Prometheus, but without their times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -70,3 +73,27 @@ class Figures:
     times: Mapping[Times, Latencies] = field(default_factory=dict)
     host: HostFigures | None = None
     events: tuple[tuple[int, Event], ...] = ()  # with their numbers, ascending
+
+
+MOST = 64  # unreported events that are kept: the latest
+
+
+class ModelEvents:
+    """The latest events, numbered from 1. `clock`: seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._number = 0
+        self._events: deque[tuple[int, Event]] = deque(maxlen=MOST)
+
+    def record(self, kind: Kind, model: str, reason: str = "") -> None:
+        """Records an event."""
+        self._number += 1
+        self._events.append((self._number, Event(at=self._clock(), kind=kind, model=model, reason=reason)))
+
+    def after(self, number: int) -> tuple[tuple[int, Event], ...]:
+        """Returns the events after number `number`, oldest first."""
+        return tuple(entry for entry in self._events if entry[0] > number)
+
+
+EVENTS = ModelEvents()  # of this process, like the metrics

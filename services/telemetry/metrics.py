@@ -4,12 +4,12 @@ Names: metrics and attributes of OpenTelemetry's conventions for generative AI k
 dots: `gen_ai_...`. All others are `allm_...`. No value has two metrics. Every metric of a model has the label `model`,
 even next to `gen_ai_request_model`. Times are in seconds, sizes in bytes.
 
-Only ids of existing models become labels; the series of a removed model are removed, too (`model_series.py`).
+Only ids of existing models become labels; the series of a removed model are removed, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics, start_http_server
@@ -200,3 +200,64 @@ def serve_metrics(host: str, port: int) -> tuple[int, Callable[[], None]]:
         thread.join()
 
     return server.server_port, stop
+
+
+SWEEP_SECONDS = 10.0  # between two removals of series
+_MODEL_LABEL = "model"
+Metric = Counter | Gauge | Histogram
+
+_parts: dict[tuple[Gauge, str], dict[ModelPart, float]] = {}
+
+
+class ModelPart:
+    """The contribution of one worker of a model, or of requests that wait for one, to the model's gauges.
+
+    Two generations of a model may run at the same time: the gauge is the sum of all parts.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._closed = False
+        self._values: dict[Gauge, float] = {}
+
+    def set(self, gauge: Gauge, value: float) -> None:
+        """Sets this part's value. Does nothing after `close`."""
+        if self._closed or self._values.get(gauge) == value:
+            return
+        self._values[gauge] = value
+        _parts.setdefault((gauge, self._model), {})[self] = value
+        self._sum(gauge)
+
+    def close(self) -> None:
+        """Withdraws all values; safe to repeat."""
+        self._closed = True
+        for gauge in self._values:
+            _parts[gauge, self._model].pop(self, None)
+            self._sum(gauge)
+        self._values.clear()
+
+    def _sum(self, gauge: Gauge) -> None:
+        parts = _parts[gauge, self._model]
+        gauge.labels(self._model).set(sum(parts.values()))
+        if not parts:
+            del _parts[gauge, self._model]
+
+
+def model_metrics() -> list[Metric]:
+    """Returns all of this process's metrics with the label `model`."""
+    return [each for each in globals().values() if isinstance(each, Metric) and _MODEL_LABEL in each._labelnames]
+
+
+def forget_others(known: Collection[str]) -> set[str]:
+    """Removes the series of all models but those in `known`; returns the removed models.
+
+    A request that still runs when its model goes may recreate a series: call this periodically.
+    """
+    gone = set()
+    for metric in model_metrics():
+        place = metric._labelnames.index(_MODEL_LABEL)
+        models = {labels[place] for labels in list(metric._metrics)}  # `collect` would take milliseconds
+        for model in models - {"", *known}:
+            metric.remove_by_labels({_MODEL_LABEL: model})
+            gone.add(model)
+    return gone

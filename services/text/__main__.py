@@ -21,7 +21,7 @@ from allm.text.v1 import (
 
 from services.modality import ModalityService, open_registry
 from services.models.registry import CPU, EngineRegistry
-from services.residency.memory.vulkan_memory import VulkanMemory
+from services.residency.memory.device_memory import VulkanMemory
 from services.rpc.server import Application, run
 from services.settings.setting import SettingError
 from services.settings.settings import Settings, TextSettings

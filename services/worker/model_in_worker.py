@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from services.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
 from services.rpc.deadline import Deadline, caller_deadline
 from services.telemetry import metrics, tracing
-from services.telemetry.model_events import EVENTS
-from services.telemetry.model_series import ModelPart
+from services.telemetry.figures import EVENTS
+from services.telemetry.metrics import ModelPart
 from services.worker.messages import Cancel, Phase, Refused, Stop
 from services.worker.pending import Pending, RequestLimits
 from services.worker.process import WorkerDied, WorkerProcess

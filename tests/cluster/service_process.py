@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.rpc.probes import SERVING, STARTUP
+from services.rpc.probe import SERVING, STARTUP
 from tests.ports import free_port
 from tests.stack import environment
 

@@ -15,7 +15,7 @@ from gateway import stats
 from k8s.render import Object
 from services.auth.identity_keys import PUBLIC_NAME
 from services.cli.main import app
-from services.rpc import probes
+from services.rpc.probe import LIVENESS, READINESS, STARTUP
 from services.settings.settings import load_settings
 from services.telemetry import metrics
 from tests.case import case
@@ -90,7 +90,7 @@ def test_ports_are_those_that_the_settings_open() -> None:
 def test_probes_ask_for_what_is_there() -> None:
     for name in RENDERINGS:
         with case(name=name):
-            names = {probes.STARTUP, probes.READINESS, probes.LIVENESS}
+            names = {STARTUP, READINESS, LIVENESS}
             for which, _, container in ours(name):
                 settings = load_settings(
                     {k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)}

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from services.audio.api import messages as transcription_messages
 from services.catalog.api import messages as catalog_messages
-from services.catalog.registration import names
+from services.catalog.registration import validation
 from services.catalog.registration.marked_yaml import Wrong
 from services.catalog.registration.models_file import read_models
 from services.errors import AllmError
@@ -89,9 +89,9 @@ def _names(case: bytes) -> None:
         pass
     else:
         assert isinstance(source, HubSource), "no folder is below no root"
-    names.check_id(lines[0])
+    validation.check_id(lines[0])
     assert "//" not in lines[0]
-    names.check_aliases(lines[2:], lines[0])
+    validation.check_aliases(lines[2:], lines[0])
 
 
 def _models_file(case: bytes) -> None:

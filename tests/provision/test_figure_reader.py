@@ -13,9 +13,8 @@ from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.readings import Snapshot
 from services.telemetry import metrics
-from services.telemetry.figures import DeviceFigures
-from services.telemetry.model_events import ModelEvents
-from services.telemetry.model_series import model_metrics
+from services.telemetry.figures import DeviceFigures, ModelEvents
+from services.telemetry.metrics import model_metrics
 
 MODEL = "figures/m"
 GIB = 1024**3

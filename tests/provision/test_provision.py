@@ -20,8 +20,7 @@ from services.provision.provision import Provision
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.readings import Snapshot
 from services.settings.settings import load_settings
-from services.telemetry.figures import Figures
-from services.telemetry.model_events import ModelEvents
+from services.telemetry.figures import Figures, ModelEvents
 from tests.provision.catalog_script import ScriptedCatalog
 from tests.provision.desired_models import Loader, Manager, local_manifest, registration
 

@@ -15,7 +15,7 @@ from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
 from services.residency.resident import ResidentKey, resident_key
 from services.telemetry import tracing
-from services.telemetry.model_events import ModelEvents
+from services.telemetry.figures import ModelEvents
 
 RUNTIME = RUNTIMES[0]
 

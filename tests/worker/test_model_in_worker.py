@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from services.errors import Internal, InvalidRequest, ModelNotReady, Overloaded, Timeout
 from services.rpc.deadline import Deadline, keep_deadline
 from services.telemetry import logs, tracing
-from services.telemetry.model_events import EVENTS
+from services.telemetry.figures import EVENTS
 from services.worker import model_in_worker
 from services.worker.messages import Cancel, Phase, Refused, Stop
 from services.worker.model_in_worker import (

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 from services.auth.identity import ADMIN, INFERENCE
 from services.auth.key_format import key_hash, key_hint, new_key, new_key_id
-from services.catalog.database import Database
+from services.catalog.database import Database, WholeChanges
 from services.catalog.keys import api_key
 from services.catalog.keys.api_key import ApiKey
 from services.catalog.keys.key_watch import KeyWatchers
-from services.catalog.whole_changes import WholeChanges
 from services.errors import InvalidRequest, KeyNotFound
 
 log = logging.getLogger(__name__)

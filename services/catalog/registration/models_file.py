@@ -19,8 +19,8 @@ from typing import Any
 
 from services.catalog.registration.composition import MAX_LORAS, Composition, LoraChoice
 from services.catalog.registration.marked_yaml import Marked, Wrong, read_yaml
-from services.catalog.registration.names import MAX_ALIASES
 from services.catalog.registration.register import NewModel
+from services.catalog.registration.validation import MAX_ALIASES
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings
 from services.models.desired import ImageDefaults
 

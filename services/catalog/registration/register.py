@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass, replace
 
 from services.catalog.registration.composition import Composition, LoraChoice, check_defaults
-from services.catalog.registration.names import check_aliases, check_id
 from services.catalog.registration.registration import Registration
 from services.catalog.registration.registrations import Registrations
-from services.catalog.registration.requested_engine import check_engine, check_runtime, check_stages
 from services.catalog.registration.survey import Survey, Surveyor
+from services.catalog.registration.validation import check_aliases, check_engine, check_id, check_runtime, check_stages
 from services.errors import InvalidRequest
 from services.models.descriptor import AS_THE_SERVICE_DOES, FORMATS, EngineSettings, Format, Modality
 from services.models.desired import DesiredModel, ImageDefaults

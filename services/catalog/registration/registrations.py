@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from services.catalog import metrics
-from services.catalog.database import Database
+from services.catalog.database import Database, WholeChanges
 from services.catalog.registration import registration
 from services.catalog.registration.registration import NameTaken, Registration
-from services.catalog.whole_changes import WholeChanges
 from services.errors import InvalidRequest, ModelExists, ModelNotFound
 from services.models.desired import DesiredModel
 from services.models.registry import Measurement

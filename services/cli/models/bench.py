@@ -10,9 +10,9 @@ from allm.models.v1 import model_pb2, model_service_pb2
 
 from services.cli.models.catalog import Catalog, restored_afterwards
 from services.cli.models.meters import ChatMeter, Meter, Round, SpeechMeter
+from services.cli.models.page import modality_word
 from services.cli.models.progress import wait_until
 from services.cli.models.stage import loaded
-from services.cli.models.words import modality_word
 from services.cli.problem import Problem
 
 LOAD_SECONDS = 3600.0

@@ -14,9 +14,8 @@ from rich.text import Text
 from services.byte_count import bytes_word
 from services.cli.models.catalog import Catalog, Session
 from services.cli.models.connection import Late
-from services.cli.models.page import Page, document, print_document
+from services.cli.models.page import Page, document, one_line, print_document, reason_word, seconds_word, shorten
 from services.cli.models.stage import Goal, Stage, stage
-from services.cli.models.words import one_line, reason_word, seconds_word, shorten
 from services.cli.problem import Interrupted, Problem
 
 LINE_SECONDS = 5.0  # between two lines of progress without a terminal

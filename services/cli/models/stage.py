@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from allm.models.v1 import model_pb2
 
-from services.cli.models.words import state_word
+from services.cli.models.page import state_word
 from services.models.status import SERVING, STATES
 
 HOPELESS = frozenset({"failed", "unsupported"})

@@ -16,10 +16,8 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.address import split_host_port
-from gateway.admin import AdminError, EnvoyAdmin
-from gateway.drain import drain
-from gateway.exposure import KEYS, confined, is_confined
+from gateway.address import KEYS, confined, is_confined, split_host_port
+from gateway.admin import AdminError, EnvoyAdmin, drain
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
 from gateway.text_groups import TextGroups
@@ -39,7 +37,6 @@ CONFINED = (
     "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open if another system protects it"
 )
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-POLL_SECONDS = 0.05
 STOP_SECONDS = 10.0  # for Envoy to end once no request runs
 
 
@@ -158,8 +155,7 @@ class _Run:
         started.cancel()
 
     async def _started(self) -> None:
-        while not await self._admin.is_ready():  # noqa: ASYNC110 - another process, it has no events
-            await asyncio.sleep(POLL_SECONDS)
+        await self._admin.wait_ready()
         log.info("serving", extra={"host": self._gateway.settings.host, "port": self._gateway.settings.port})
 
     async def _leave(self) -> None:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.address import is_loopback
-from services.cli.models.words import reason_word
+from services.cli.models.page import reason_word
 from services.cli.serve.stack import Stack
 
 OPEN = "Warning: ALLM_AUTH=open requires no API keys; anyone who can reach this machine may use the models."

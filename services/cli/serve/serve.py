@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from gateway.exposure import confined, is_confined
+from gateway.address import confined, is_confined
 from services.auth.identity_keys import ROLES, KeysUnusable, create_keys
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port

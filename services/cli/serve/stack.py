@@ -16,8 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway import stats
 from gateway.address import url_host
-from gateway.admin import EnvoyAdmin
-from gateway.drain import drain
+from gateway.admin import EnvoyAdmin, drain
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
 from services.auth.identity_keys import KEY_FILE, ROLES
@@ -138,7 +137,7 @@ class Stack:
         program = Program(GATEWAY, tuple(envoy_command(config, os.cpu_count() or 1)), self.environ)
         return Service(
             program,
-            wait_ready=lambda: _wait_live(admin),
+            wait_ready=admin.wait_ready,
             wait_answer=lambda: self._wait_gateway_answer(admin),
             drain=lambda: self._drain(admin),
         )
@@ -211,11 +210,6 @@ async def _wait_answer(address: str) -> None:
 
 def _is_open(address: str) -> bool:
     return Path(address.removeprefix("unix:")).exists()
-
-
-async def _wait_live(admin: EnvoyAdmin) -> None:
-    while not await admin.is_ready():  # noqa: ASYNC110 - another process, it has no events
-        await asyncio.sleep(POLL_SECONDS)
 
 
 async def _nothing() -> None:

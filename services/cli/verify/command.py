@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from services.cli.models.bench import able_runtimes
 from services.cli.models.catalog import Catalog, restored_afterwards
 from services.cli.models.connection import Connection
-from services.cli.models.page import Page
-from services.cli.models.words import modality_word
+from services.cli.models.page import Page, modality_word
 from services.cli.problem import Problem
 from services.cli.verify.check import Check, Outcome
 from services.cli.verify.subject import Subject

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from services.cli.models.words import format_word
+from services.cli.models.page import format_word
 from services.cli.problem import Problem
 from services.cli.verify.check import Outcome
 from services.cli.verify.subject import Subject

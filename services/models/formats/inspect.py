@@ -15,8 +15,7 @@ from services.models.formats.config import CONFIG, read_config
 from services.models.formats.diffusers import INDEX as PIPELINE
 from services.models.formats.diffusers import inspect_diffusers
 from services.models.formats.finding import Finding
-from services.models.formats.gguf import inspect_gguf
-from services.models.formats.gguf_shards import splits_in
+from services.models.formats.gguf import inspect_gguf, splits_in
 from services.models.formats.safetensors import inspect_safetensors
 from services.models.formats.whisper import CHECKPOINT, CTRANSLATE2, VOCABULARIES, inspect_whisper, layouts_in
 from services.models.hub.source_tree import FileTree

@@ -18,8 +18,7 @@ from typing import TypeVar
 from services.errors import Internal
 from services.residency.memory.reservation import Reservation
 from services.residency.resident import ResidentKey
-from services.storage.shared_sqlite import SharedSqliteFile
-from services.storage.sqlite_file import DatabaseUnusable, Work
+from services.storage.sqlite_file import DatabaseUnusable, SharedSqliteFile, Work
 
 T = TypeVar("T")
 PRIMARY = 0xFF  # masks the primary code of an extended SQLite error code

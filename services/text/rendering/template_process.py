@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from services.cancellation import is_cancelled
 from services.errors import InvalidRequest, ModelInvalid, ModelNotReady
+from services.rpc.deadline import is_cancelled
 from services.sandbox.messages import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.telemetry.figures import Event
-from services.telemetry.model_events import MOST, ModelEvents
+from services.telemetry.figures import MOST, Event, ModelEvents
 
 
 def test_events_are_numbered_and_have_their_time() -> None:

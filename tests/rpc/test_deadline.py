@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.cancellation import is_cancelled
+from services.rpc.deadline import is_cancelled
 
 
 async def waiting(work: asyncio.Task[None]) -> bool:
