@@ -1,22 +1,45 @@
-"""All open watches of one kind: limited in number, notified of changes, and ended when the catalog stops."""
+"""A watch, and all open watches of one kind: limited in number, and ended when the catalog stops."""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from services.errors import Overloaded
 
+E = TypeVar("E")
 
-class Closable(Protocol):
-    """A watch that can be closed."""
+
+class OpenWatch(ABC, Generic[E]):
+    """A single watcher. A subclass stores changes, sets `_wake`, and makes events of them."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._wake = asyncio.Event()
+
+    @abstractmethod
+    def _take(self) -> E | None:
+        """Returns the next event; None if there is none yet."""
+
+    async def next(self) -> E | None:
+        """Waits for the next event and returns it; None when the catalog stops."""
+        while not self._closed:
+            if (event := self._take()) is not None:
+                return event
+            self._wake.clear()
+            await self._wake.wait()
+        return None
 
     def close(self) -> None:
         """Ends the watch."""
+        self._closed = True
+        self._wake.set()
 
 
-W = TypeVar("W", bound=Closable)
+W = TypeVar("W", bound=OpenWatch[Any])
 
 
 class OpenWatches(Generic[W]):

@@ -5,14 +5,13 @@ As with models, a slow watcher queues only the ids of changed keys, so its memor
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog.keys.api_key import ApiKey
-from services.catalog.open_watches import OpenWatches
+from services.catalog.open_watches import OpenWatch, OpenWatches
 
 MAX_WATCHERS = 100  # one for each gateway
 MOST_AT_ONCE = 500  # keys of a snapshot per event
@@ -40,46 +39,34 @@ class KeysSynced:
 KeyEvent = KeysAdded | KeyRemoved | KeysSynced
 
 
-class KeyWatch:
+class KeyWatch(OpenWatch[KeyEvent]):
     """A single watcher of `keys`, a live mapping."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
+        super().__init__()
         self._keys = keys
-        self._closed = False
-        self._wake = asyncio.Event()
         self._sent: set[str] = set()  # ids of keys that the reader holds as valid
         self._first = deque(keys)  # ids of the snapshot
         self._marked = False  # whether the end of the snapshot was sent
         self._pending: dict[str, None] = {}
 
-    async def next(self) -> KeyEvent | None:
-        """Waits for the next event and returns it; None when the catalog stops."""
-        while not self._closed:
-            # Revocations are sent before the rest of a snapshot.
-            if self._pending:
-                key_id = next(iter(self._pending))
-                del self._pending[key_id]
-                if event := self._event_of(key_id):
-                    return event
-            elif self._first:
-                if added := self._next_part():
-                    return KeysAdded(added)
-            elif not self._marked:
-                self._marked = True
-                return KeysSynced()
-            else:
-                self._wake.clear()
-                await self._wake.wait()
-        return None
+    def _take(self) -> KeyEvent | None:
+        while self._pending:  # revocations are sent before the rest of a snapshot
+            key_id = next(iter(self._pending))
+            del self._pending[key_id]
+            if event := self._event_of(key_id):
+                return event
+        while self._first:
+            if added := self._next_part():
+                return KeysAdded(added)
+        if self._marked:
+            return None
+        self._marked = True
+        return KeysSynced()
 
     def notify(self, key_id: str) -> None:
         """Marks a key as changed and wakes the watcher."""
         self._pending[key_id] = None
-        self._wake.set()
-
-    def close(self) -> None:
-        """Ends the watch."""
-        self._closed = True
         self._wake.set()
 
     def _next_part(self) -> tuple[ApiKey, ...]:

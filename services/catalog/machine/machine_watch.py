@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog.machine.machine import Machine, Sample
-from services.catalog.open_watches import OpenWatches
+from services.catalog.open_watches import OpenWatch, OpenWatches
 from services.catalog.replicas.replica_status import REPORT_WITHIN
 
 log = logging.getLogger(__name__)
@@ -71,38 +71,28 @@ class CaughtUp:
     """Marks the end of the past samples."""
 
 
-class MachineWatch:
+class MachineWatch(OpenWatch[Sample | CaughtUp]):
     """A single watcher's position in the history."""
 
     def __init__(self, history: SampleHistory, seconds: float) -> None:
+        super().__init__()
         self._history = history
         self._next = history.since(seconds)
         self._now = history.end  # the first number after the past
         self._marked = False
-        self._closed = False
-        self._wake = asyncio.Event()
 
-    async def next(self) -> Sample | CaughtUp | None:
-        """Waits for the next event and returns it; None when the catalog stops."""
-        while not self._closed:
-            self._next = max(self._next, self._history.begin)
-            if not self._marked and self._next >= self._now:
-                self._marked = True
-                return CaughtUp()
-            if self._next < self._history.end:
-                self._next += 1
-                return self._history[self._next - 1]
-            self._wake.clear()
-            await self._wake.wait()
-        return None
+    def _take(self) -> Sample | CaughtUp | None:
+        self._next = max(self._next, self._history.begin)
+        if not self._marked and self._next >= self._now:
+            self._marked = True
+            return CaughtUp()
+        if self._next == self._history.end:
+            return None
+        self._next += 1
+        return self._history[self._next - 1]
 
     def notify(self) -> None:
         """Wakes the watcher: a sample was added."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Ends the watch."""
-        self._closed = True
         self._wake.set()
 
 

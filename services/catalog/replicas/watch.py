@@ -6,14 +6,13 @@ memory is bounded by the number of models, however slowly it reads.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog import metrics
-from services.catalog.open_watches import OpenWatches
+from services.catalog.open_watches import OpenWatch, OpenWatches
 from services.catalog.replicas.model_view import ModelView, ModelViews
 from services.models.descriptor import Modality
 
@@ -42,26 +41,22 @@ class Synced:
 Event = Changed | Removed | Synced
 
 
-class Watch:
+class Watch(OpenWatch[Event]):
     """A single watcher. `modality` None: all; `statuses`: whether replicas' reports count as changes."""
 
     def __init__(self, views: ModelViews, modality: Modality | None, statuses: bool) -> None:
+        super().__init__()
         self._views = views
         self._modality = modality
         self._statuses = statuses
-        self._closed = False
-        self._wake = asyncio.Event()
         self._sent: dict[str, tuple[object, ...]] = {}  # by id: the state of the model that the reader knows
         self._events: deque[Event] = deque()
         # The snapshot, then None for the mark. Changes meanwhile go to `_pending`.
         self._first: deque[str | None] = deque([*(view.id for view in views.all() if self._matches(view)), None])
         self._pending: dict[str, None] = {model_id: None for model_id in self._first if model_id is not None}
 
-    async def next(self) -> Event | None:
-        """Waits for the next event and returns it; None when the catalog stops."""
-        while not self._closed:
-            if self._events:
-                return self._events.popleft()
+    def _take(self) -> Event | None:
+        while not self._events:
             if self._first:
                 model_id = self._first.popleft()
                 if model_id is None:
@@ -70,9 +65,8 @@ class Watch:
             elif self._pending:
                 self._queue_events(next(iter(self._pending)))
             else:
-                self._wake.clear()
-                await self._wake.wait()
-        return None
+                return None
+        return self._events.popleft()
 
     def notify(self, model_ids: Iterable[str]) -> None:
         """Marks these models as changed and wakes the watcher."""
@@ -81,11 +75,6 @@ class Watch:
                 self._pending[model_id] = None
             else:  # it was created and deleted, and the reader never knew it
                 self._pending.pop(model_id, None)
-        self._wake.set()
-
-    def close(self) -> None:
-        """Ends the watch."""
-        self._closed = True
         self._wake.set()
 
     def _matches(self, view: ModelView) -> bool:
