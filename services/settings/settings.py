@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from services.settings import setting
-from services.settings.cluster_settings import ClusterSettings, read_cluster
-from services.settings.gateway_settings import ADDRESS, AuthSettings, GatewaySettings
+from services.settings.gateway_settings import ADDRESS, AuthSettings, ClusterSettings, GatewaySettings, read_cluster
 from services.settings.setting import DEFAULT_HOME, HOME_VARIABLE, MAX_PORT, SettingError, read
 from services.settings.tls_settings import TlsSettings, read_tls
 from services.settings.trace_settings import TraceSettings

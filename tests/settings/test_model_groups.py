@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.settings.cluster_settings import read_cluster
+from services.settings.gateway_settings import read_cluster
 from services.settings.model_groups import DEFAULT, GroupShare, ModelGroups, parse_model_groups
 from services.settings.setting import SettingError
 from tests.case import case

@@ -25,7 +25,7 @@ from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
 from services.cli.serve.process import LAUNCHER, describe_exit
 from services.cli.serve.run_folder import socket_parent
-from services.settings.cluster_settings import GROUPS_VARIABLE
+from services.settings.gateway_settings import GROUPS_VARIABLE
 from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 from services.telemetry.logs import setup_logs
