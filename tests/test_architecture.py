@@ -306,7 +306,7 @@ HEAVY = {
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
     "ctranslate2": {_WHISPER, _DEVICES},
     "numba": set(),
-    "opentelemetry": {"services/telemetry/otlp.py", "services/telemetry/span_queue.py"},
+    "opentelemetry": {"services/telemetry/otlp.py"},
     "onnxruntime": {"services/audio/engine/vad.py"},
     "tiktoken": {"services/audio/engine/vocabulary.py"},
     "av": {"services/audio/sound/"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, fields
 from typing import TypeVar
 
 from allm.models.v1 import manifest_pb2, model_pb2
@@ -137,26 +138,12 @@ def read_image_defaults(message: model_pb2.ImageDefaults) -> ImageDefaults:
 
 def engine_message(engine: EngineSettings) -> model_pb2.EngineSettings:
     """Encodes engine settings."""
-    return model_pb2.EngineSettings(
-        tensor_parallel=engine.tensor_parallel,
-        pipeline_parallel=engine.pipeline_parallel,
-        context_tokens=engine.context_tokens,
-        max_sequences=engine.max_sequences,
-        kv_tokens=engine.kv_tokens,
-        dtype=engine.dtype,
-    )
+    return model_pb2.EngineSettings(**asdict(engine))
 
 
 def read_engine(message: model_pb2.EngineSettings) -> EngineSettings:
     """Decodes engine settings."""
-    return EngineSettings(
-        tensor_parallel=message.tensor_parallel,
-        pipeline_parallel=message.pipeline_parallel,
-        context_tokens=message.context_tokens,
-        max_sequences=message.max_sequences,
-        kv_tokens=message.kv_tokens,
-        dtype=message.dtype,
-    )
+    return EngineSettings(**{field.name: getattr(message, field.name) for field in fields(EngineSettings)})
 
 
 def desired_message(desired: DesiredModel, model: model_pb2.Model) -> manifest_pb2.DesiredModel:

@@ -24,8 +24,7 @@ from services.settings.setting import SettingError, read
 from services.settings.trace_settings import TraceSettings
 from services.telemetry import otlp, tracing
 from services.telemetry.logs import JsonFormatter
-from services.telemetry.otlp import Clock
-from services.telemetry.span_queue import SpanQueue
+from services.telemetry.otlp import Clock, SpanQueue
 from tests.otlp_collector import Collector, collecting
 
 RPC = "allm.text.v1.ChatService/CreateChatCompletion"

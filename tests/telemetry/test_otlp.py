@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from prometheus_client import REGISTRY
 
-from services.telemetry.span_queue import BATCH_SPANS, SpanQueue
+from services.telemetry.otlp import BATCH_SPANS, SpanQueue
 
 LONG = 3600.0  # seconds between batches; never passes in a test
 
@@ -140,7 +140,7 @@ def test_unreachable_collector_is_logged_once_and_loses_only_spans(
     make(1)
     until(lambda: sent() == arrived + 1)
     queue.close(30)
-    reported = [record.getMessage() for record in caplog.records if record.name == "services.telemetry.span_queue"]
+    reported = [record.getMessage() for record in caplog.records if record.name == "services.telemetry.otlp"]
     assert [("ALLM_OTLP_ENDPOINT" in line, "again" in line) for line in reported] == [(True, False), (False, True)]
 
 
