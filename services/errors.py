@@ -44,14 +44,15 @@ class AllmError(Exception):
     code: ClassVar[str]
     grpc_status: grpc.StatusCode
     http_status: int
-    openai_type: ClassVar[str]
+    openai_type: ClassVar[str] = "invalid_request_error"
     openai_code: ClassVar[str | None]
+    retry_seconds: ClassVar[float | None] = None  # the default of `retry_after`; None: a retry does not help
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         self.message = _short(message)
         super().__init__(self.message)
         self.param = param
-        self.retry_after = retry_after
+        self.retry_after = self.retry_seconds if retry_after is None else retry_after
 
     def headers(self) -> dict[str, str]:
         """Returns the error's response headers, the same in both wire formats."""
@@ -70,7 +71,6 @@ class InvalidRequest(AllmError):
     code = "INVALID_REQUEST"
     grpc_status = grpc.StatusCode.INVALID_ARGUMENT
     http_status = 400
-    openai_type = "invalid_request_error"
     openai_code: ClassVar[str | None] = None
 
 
@@ -126,7 +126,6 @@ class Unauthenticated(AllmError):
     code = "UNAUTHENTICATED"
     grpc_status = grpc.StatusCode.UNAUTHENTICATED
     http_status = 401
-    openai_type = "invalid_request_error"
     openai_code = "invalid_api_key"
 
 
@@ -136,7 +135,6 @@ class Forbidden(AllmError):
     code = "FORBIDDEN"
     grpc_status = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403
-    openai_type = "invalid_request_error"
     openai_code: ClassVar[str | None] = "insufficient_scope"
 
 
@@ -152,7 +150,6 @@ class ModelNotFound(AllmError):
     code = "MODEL_NOT_FOUND"
     grpc_status = grpc.StatusCode.NOT_FOUND
     http_status = 404
-    openai_type = "invalid_request_error"
     openai_code = "model_not_found"
 
 
@@ -162,7 +159,6 @@ class ModelInvalid(AllmError):
     code = "MODEL_INVALID"
     grpc_status = grpc.StatusCode.FAILED_PRECONDITION
     http_status = 400
-    openai_type = "invalid_request_error"
     openai_code = "model_invalid"
 
 
@@ -170,7 +166,6 @@ class Unsupported(AllmError):
     """No runtime, device or feature supports this. With `param`, an unsupported parameter: then 400."""
 
     code = "UNSUPPORTED"
-    openai_type = "invalid_request_error"
     openai_code = "unsupported"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -187,9 +182,7 @@ class ModelNotReady(AllmError):
     http_status = 503
     openai_type = "server_error"
     openai_code = "model_not_ready"
-
-    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
-        super().__init__(message, retry_after=retry_after)
+    retry_seconds = 2.0
 
 
 class OutOfMemory(AllmError):
@@ -214,9 +207,7 @@ class Overloaded(AllmError):
     http_status = 429
     openai_type = "rate_limit_error"
     openai_code: ClassVar[str | None] = "overloaded"
-
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message, retry_after=retry_after)
+    retry_seconds = 1.0
 
 
 class RateLimited(Overloaded):
@@ -224,7 +215,9 @@ class RateLimited(Overloaded):
 
     openai_code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after: float = 1.0, rates: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, rates: Mapping[str, str] | None = None
+    ) -> None:
         """`rates`: headers with the limit in numbers, such as OpenAI's `x-ratelimit-limit-tokens`."""
         super().__init__(message, retry_after=retry_after)
         self.rates = dict(rates or {})
@@ -270,9 +263,7 @@ class StoreUnavailable(Internal):
     grpc_status = grpc.StatusCode.UNAVAILABLE
     http_status = 503
     openai_code = "store_unavailable"
-
-    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
-        super().__init__(message, retry_after=retry_after)
+    retry_seconds = 2.0
 
 
 class AuthorizerUnavailable(Internal):
@@ -281,9 +272,7 @@ class AuthorizerUnavailable(Internal):
     grpc_status = grpc.StatusCode.UNAVAILABLE
     http_status = 503
     openai_code = "service_unavailable"
-
-    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
-        super().__init__(message, retry_after=retry_after)
+    retry_seconds = 2.0
 
 
 def _short(message: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from services.catalog.replicas.replica_status import Replica
@@ -14,12 +13,11 @@ from services.models.status import State
 
 def expected_state(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
     """Returns the expected state, and its reason, of a model that a replica has not reported yet."""
-    if next(_fitting(replica, desired), None):
-        return "pending", f"{replica.name} has not started on it yet"
-    try:
-        replica.registry.resolve(desired.facts, desired.measured, desired.runtime, desired.engine)
-    except Unsupported as refusal:
-        return "unsupported", refusal.message
+    if not _caches(replica, desired)[0]:
+        try:
+            replica.registry.resolve(desired.facts, desired.measured, desired.runtime, desired.engine)
+        except Unsupported as refusal:
+            return "unsupported", refusal.message
     return "pending", f"{replica.name} has not started on it yet"
 
 
@@ -28,14 +26,15 @@ def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
 
     The verdict on a runtime also explains why an execution cache for it is not used.
     """
-    return _with_skipped(_verdicts(replica, desired), list(_skipped(replica, desired)))
+    fitting, skipped = _caches(replica, desired)
+    return _with_skipped(_verdicts(replica, desired, fitting), skipped)
 
 
-def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
+def _verdicts(replica: Replica, desired: DesiredModel, fitting: list[tuple[Artifact, Runtime]]) -> list[Verdict]:
     verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime, desired.engine)
     caches: dict[str, list[str]] = {}
     runtimes: dict[str, Runtime] = {}
-    for artifact, runtime in _fitting(replica, desired):
+    for artifact, runtime in fitting:
         caches.setdefault(runtime.name, []).append(artifact.name)
         runtimes[runtime.name] = runtime
     if not caches:
@@ -48,36 +47,30 @@ def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
     return with_cache + [_behind(verdict) for verdict in verdicts if verdict.runtime.name not in caches]
 
 
-def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact, Runtime]]:
-    """Yields the execution caches that match a replica's device and runtime, in order."""
+def _caches(replica: Replica, desired: DesiredModel) -> tuple[list[tuple[Artifact, Runtime]], list[tuple[str, str]]]:
+    """Returns the execution caches that a replica can use, in order, each with its runtime; and for each of the others
+    its runtime and the reason."""
+    fitting: list[tuple[Artifact, Runtime]] = []
+    skipped: list[tuple[str, str]] = []
     for artifact in desired.artifacts:
-        if replica.registry.device_of(artifact.runtime) not in artifact.devices:
-            continue
-        if desired.runtime not in ("", artifact.runtime):
-            continue
         try:
-            yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
-        except Unsupported:
-            continue
+            fitting.append((artifact, _resolve(replica, desired, artifact)))
+        except Unsupported as refusal:
+            reason = f"the execution cache {artifact.name} is skipped: {refusal.message}"
+            skipped.append((artifact.runtime, reason))
+    return fitting, skipped
 
 
-def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str]]:
-    """Yields the execution caches that a replica does not use: their runtime, and the reason."""
-    for artifact in desired.artifacts:
-        reason, device = "", replica.registry.device_of(artifact.runtime)
-        if device not in artifact.devices:
-            reason = (
-                f"it is for {', '.join(sorted(artifact.devices))}, and {artifact.runtime} computes on {device} here"
-            )
-        elif desired.runtime not in ("", artifact.runtime):
-            reason = f"it is for {artifact.runtime}, and an operator requested {desired.runtime}"
-        else:
-            try:
-                replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
-            except Unsupported as refusal:
-                reason = refusal.message
-        if reason:
-            yield artifact.runtime, f"the execution cache {artifact.name} is skipped: {reason}"
+def _resolve(replica: Replica, desired: DesiredModel, artifact: Artifact) -> Runtime:
+    """Returns the runtime that runs an execution cache on a replica. Raises Unsupported."""
+    device = replica.registry.device_of(artifact.runtime)
+    if device not in artifact.devices:
+        raise Unsupported(
+            f"it is for {', '.join(sorted(artifact.devices))}, and {artifact.runtime} computes on {device} here"
+        )
+    if desired.runtime not in ("", artifact.runtime):
+        raise Unsupported(f"it is for {artifact.runtime}, and an operator requested {desired.runtime}")
+    return replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
 
 
 def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> list[Verdict]:
