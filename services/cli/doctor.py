@@ -8,7 +8,7 @@ import json
 import platform
 import shutil
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def doctor(settings: Settings, as_json: bool) -> bool:
     """Prints the findings; returns True if everything that the settings ask for is there."""
     lines = asyncio.run(examine(settings))
     if as_json:
-        print(json.dumps({"ok": _is_well(lines), "findings": [_plain(line) for line in lines]}, indent=2))
+        print(json.dumps({"ok": _is_well(lines), "findings": [asdict(line) for line in lines]}, indent=2))
         return _is_well(lines)
     page = Page()
     page.pairs([(line.subject, line.finding) for line in lines])
@@ -145,7 +145,3 @@ def _not_installed(runtime: Runtime) -> str:
 
 def _is_well(lines: list[Line]) -> bool:
     return not any(line.wanted for line in lines)
-
-
-def _plain(line: Line) -> dict[str, Any]:
-    return {"subject": line.subject, "finding": line.finding, "missing": line.missing, "wanted": line.wanted}

@@ -18,30 +18,7 @@ from services.cli.problem import Problem
 
 ROUND_SECONDS = 600.0
 # One token each in almost every vocabulary; longer prompts repeat them.
-WORDS = [
-    "the",
-    "sea",
-    "was",
-    "calm",
-    "and",
-    "the",
-    "small",
-    "boat",
-    "moved",
-    "slowly",
-    "to",
-    "the",
-    "far",
-    "side",
-    "of",
-    "the",
-    "bay",
-    "where",
-    "a",
-    "light",
-    "was",
-    "on",
-]
+WORDS = "the sea was calm and the small boat moved slowly to the far side of the bay where a light was on".split()  # noqa: SIM905 (as many quoted words are harder to read)
 PIECE_BYTES = 256 * 1024
 
 

@@ -7,7 +7,7 @@ pipeline of the same kind (`base_pipeline.py`).
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.errors import ModelInvalid, Unsupported
 from services.models.formats.safetensors_header import Tensor
@@ -108,11 +108,6 @@ def _transformer(tensors: Tensors) -> Layout | None:
     return _FLUX.get(inputs[1]) if len(inputs) > 1 else None
 
 
-def _with(layout: Layout, **changes: str) -> Layout:
-    values = {"name": layout.name, "architecture": layout.architecture, "base": layout.base} | changes
-    return Layout(**values, marks=layout.marks, optional=layout.optional)
-
-
 def _either(*names: str) -> tuple[str, ...]:
     return tuple(prefix + name for name in names for prefix in (_PREFIX, ""))
 
@@ -140,7 +135,7 @@ _XL = Layout(
         "text_encoder_2": ("conditioner.embedders.1.model.positional_embedding",),
     },
 )
-_XL_PLAYGROUND = _with(_XL, name="Playground 2.5", base="playgroundai/playground-v2.5-1024px-aesthetic")
+_XL_PLAYGROUND = replace(_XL, name="Playground 2.5", base="playgroundai/playground-v2.5-1024px-aesthetic")
 _REFINER = Layout(
     name="the refiner of Stable Diffusion XL",
     architecture="StableDiffusionXLImg2ImgPipeline",
@@ -151,7 +146,7 @@ _REFINER = Layout(
 _UNETS = (
     (
         _SD1,
-        _with(
+        replace(
             _SD1,
             architecture="StableDiffusionInpaintPipeline",
             base="stable-diffusion-v1-5/stable-diffusion-inpainting",
@@ -159,11 +154,11 @@ _UNETS = (
     ),
     (
         _SD2,
-        _with(_SD2, architecture="StableDiffusionInpaintPipeline", base="stabilityai/stable-diffusion-2-inpainting"),
+        replace(_SD2, architecture="StableDiffusionInpaintPipeline", base="stabilityai/stable-diffusion-2-inpainting"),
     ),
     (
         _XL,
-        _with(
+        replace(
             _XL,
             architecture="StableDiffusionXLInpaintPipeline",
             base="diffusers/stable-diffusion-xl-1.0-inpainting-0.1",
@@ -187,8 +182,8 @@ _SD3 = Layout(
     },
     optional=("text_encoder_3",),
 )
-_SD35_MEDIUM = _with(_SD3, name="Stable Diffusion 3.5 Medium", base="stabilityai/stable-diffusion-3.5-medium")
-_SD35_LARGE = _with(_SD3, name="Stable Diffusion 3.5 Large", base="stabilityai/stable-diffusion-3.5-large")
+_SD35_MEDIUM = replace(_SD3, name="Stable Diffusion 3.5 Medium", base="stabilityai/stable-diffusion-3.5-medium")
+_SD35_LARGE = replace(_SD3, name="Stable Diffusion 3.5 Large", base="stabilityai/stable-diffusion-3.5-large")
 _FLUX_SCHNELL = Layout(
     name="Flux.1 schnell",
     architecture="FluxPipeline",
@@ -202,14 +197,14 @@ _FLUX_SCHNELL = Layout(
 )
 # By the width of a packed latent: some models take an image in addition.
 _FLUX = {
-    64: _with(_FLUX_SCHNELL, name="Flux.1 dev", base="black-forest-labs/FLUX.1-dev"),
-    128: _with(
+    64: replace(_FLUX_SCHNELL, name="Flux.1 dev", base="black-forest-labs/FLUX.1-dev"),
+    128: replace(
         _FLUX_SCHNELL,
         name="Flux.1 Depth or Canny",
         architecture="FluxControlPipeline",
         base="black-forest-labs/FLUX.1-Depth-dev",
     ),
-    384: _with(
+    384: replace(
         _FLUX_SCHNELL, name="Flux.1 Fill", architecture="FluxFillPipeline", base="black-forest-labs/FLUX.1-Fill-dev"
     ),
 }
