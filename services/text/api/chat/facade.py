@@ -16,10 +16,10 @@ from services.text.api.chat.openai_request import read_request
 from services.text.api.completions.facade import create_completion
 from services.text.api.embeddings.facade import create_embedding
 from services.text.chat import Chat
-from services.text.completion import Completion
 from services.text.completions import Completions
 from services.text.embeddings import Embeddings
 from services.text.manager import TextModels
+from services.text.running_answer import Completion
 
 
 class TextFacade(text_service_pb2_grpc.TextServiceServicer):

@@ -10,10 +10,10 @@ from services.rest.openai import sse
 from services.rest.openai.body import json_body
 from services.rpc.call import Call
 from services.text.api.completions.openai import LegacyWriter, read_request
-from services.text.completion import Completion
 from services.text.completions import CompletionRequest, Completions
 from services.text.manager import TextModels
 from services.text.parsers.events import Finished, TextDelta
+from services.text.running_answer import Completion
 
 
 async def create_completion(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from services.text.chat import with_tools
 from services.text.conversation import Message, Tool, ToolCall
-from services.text.tool_prompt import with_tools
 
 TOOL = Tool(name="f", description="does it", parameters={"type": "object", "properties": {"z": {}, "a": {}}})
 USER = Message(role="user", content="go")

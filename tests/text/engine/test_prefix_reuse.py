@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 
 from services.text.engine.kv_cells import BLOCK
+from services.text.engine.prefix_reuse import OPENING, WORTH_KEEPING
 from services.text.engine.runtime import LEAST_STATES, MOST_STATES, kept_states
-from services.text.engine.state_reuse import OPENING, WORTH_KEEPING
 from tests.case import case
 from tests.text.engine.counting import Counting, Loop, expected, following, prompt
 

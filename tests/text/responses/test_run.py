@@ -7,9 +7,20 @@ from collections.abc import Sequence
 
 from services.text.engine.messages import TokenLogprob
 from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
-from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone
-from services.text.responses.item import FunctionCallItem, Item, MessageItem, ReasoningItem
-from services.text.responses.output import Output
+from services.text.responses.response import (
+    Delta,
+    DeltaDone,
+    Event,
+    FunctionCallItem,
+    Item,
+    ItemAdded,
+    ItemDone,
+    MessageItem,
+    PartAdded,
+    PartDone,
+    ReasoningItem,
+)
+from services.text.responses.run import Output
 from tests.case import case
 
 STOP, LENGTH = Finished("stop"), Finished("length")
