@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from services.text.conversation import FinishReason, ToolCall, Usage
 from services.text.engine.messages import Piece, TokenLogprob
 from services.text.loaded import Answer
+from services.text.parsers.dialect import Parser
 from services.text.parsers.events import (
     AnswerEvent,
     CallEnded,
@@ -20,7 +21,6 @@ from services.text.parsers.events import (
     ReasoningDelta,
     TextDelta,
 )
-from services.text.parsers.parser import Parser
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from services.errors import Internal
 from services.text.conversation import ToolCall, Usage
 from services.text.engine.messages import Piece, TokenLogprob
 from services.text.loaded import Answer
-from services.text.parsers.dialect import ToolShape, choose
+from services.text.parsers.dialect import choose
 from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
+from services.text.parsers.tool_schema import ToolShape
 from services.text.running_answer import Choice, Completion
 from tests.case import case
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.text.parsers.schema_types import ANY, properties, required, types
+from services.text.parsers.tool_schema import ANY, properties, required, types
 from tests.case import case
 
 ROOT: dict[str, Any] = {

@@ -1,16 +1,32 @@
-"""The JSON types that a schema allows, derived from its basic keywords."""
+"""A tool's name and the JSON Schema of its arguments, and the JSON types that its basic keywords allow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from services.text.parsers.parser import Schema
+Schema = Mapping[str, Any]
+# Schemas of the arguments, by tool name.
+Tools = Mapping[str, "Schema | None"]
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 # The depth limit for nested alternatives, because schemas come from callers.
 MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ToolShape:
+    """A tool's name and the JSON Schema of its arguments; None means no arguments."""
+
+    name: str
+    schema: dict[str, Any] | None
+
+
+def by_name(shapes: Sequence[ToolShape]) -> Tools:
+    """Maps tool names to schemas."""
+    return {shape.name: shape.schema for shape in shapes}
 
 
 def properties(schema: Schema | None) -> dict[str, Any]:

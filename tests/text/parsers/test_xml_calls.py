@@ -8,9 +8,8 @@ import pytest
 
 from services.text.parsers.dialect import GLM, QWEN_XML, Dialect
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, TextDelta
-from services.text.parsers.named_values import as_json
-from services.text.parsers.parser import ToolShape
-from services.text.parsers.schema_types import ANY
+from services.text.parsers.tool_schema import ANY, ToolShape
+from services.text.parsers.xml_calls import as_json
 from tests.case import case
 from tests.text.parsers.answers import merged
 

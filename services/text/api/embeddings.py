@@ -1,23 +1,29 @@
-"""OpenAI's Embeddings, as JSON: requests are read and checked, responses are built in pieces.
+"""Embeddings: OpenAI's POST /v1/embeddings, whose response is built in pieces, and allm.text.v1.EmbeddingService.
 
 Reference: https://platform.openai.com/docs/api-reference/embeddings.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 
 import msgspec
+from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest
 from services.rest.openai import body
-from services.text.embeddings import Embedding, EmbeddingRequest, Input, check, numbers
+from services.rest.openai.body import JSON
+from services.rpc.call import Call, typed
+from services.text.embeddings import Embedding, EmbeddingRequest, Embeddings, Input, check, numbers
+from services.text.manager import TextModels
 
 PIECE_BYTES = 256 * 1024  # a long body is sent in pieces of this size, so that other requests run in between
 _FORMATS = ("float", "base64")
 _encode = msgspec.json.Encoder().encode
+AT_ONCE = 64  # vectors added to a message before the event loop runs other requests
 
 
 class EmbeddingsRequest(msgspec.Struct):
@@ -68,3 +74,54 @@ def body_pieces(embedding: Embedding, encoding: str | None) -> Iterator[bytes]:
             piece.clear()
     usage = {"prompt_tokens": embedding.tokens, "total_tokens": embedding.tokens}
     yield bytes(piece + b'],"model":' + _encode(embedding.model_id) + b',"usage":' + _encode(usage) + b"}")
+
+
+async def create_embedding(models: TextModels, embeddings: Embeddings, raw: httpbody_pb2.HttpBody, call: Call) -> None:
+    """Sends one JSON body in pieces."""
+    body, request = read_request(raw)
+    stored = await models.find(request.model)
+    call.model = stored.id
+    embedding = await embeddings.embed(stored, request, call.client)
+    call.facts["usage"] = {"inputs": len(request.inputs), "prompt": embedding.tokens}
+    for piece in body_pieces(embedding, body.encoding_format):
+        await call.send(httpbody_pb2.HttpBody(content_type=JSON, data=piece))
+
+
+class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
+    """The typed embeddings API."""
+
+    def __init__(self, models: TextModels, embeddings: Embeddings) -> None:
+        self._models = models
+        self._embeddings = embeddings
+
+    @typed(operation="embeddings")
+    async def CreateEmbeddings(  # noqa: N802
+        self, request: embedding_service_pb2.CreateEmbeddingsRequest, call: Call
+    ) -> embedding_service_pb2.CreateEmbeddingsResponse:
+        """Computes embedding vectors of the inputs."""
+        embedding_request = EmbeddingRequest(
+            model=request.model,
+            inputs=tuple(_typed_input(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)),
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            param="inputs[]",
+        )
+        check(embedding_request)
+        stored = await self._models.find(embedding_request.model)
+        call.model = stored.id
+        embedding = await self._embeddings.embed(stored, embedding_request, call.client)
+        call.facts["usage"] = {"inputs": len(embedding_request.inputs), "prompt": embedding.tokens}
+        response = embedding_service_pb2.CreateEmbeddingsResponse(
+            model=embedding.model_id, input_tokens=embedding.tokens
+        )
+        for index, vector in enumerate(embedding.vectors):
+            response.embeddings.add(index=index).vector.extend(numbers(vector))
+            if index % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return response
+
+
+def _typed_input(message: embedding_pb2.EmbeddingInput, param: str) -> Input:
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest(f"'{param}' has no input set.", param=param)
+    return message.text if kind == "text" else list(message.tokens.ids)
