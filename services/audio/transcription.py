@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import (
     TEMPERATURES,
     Decoding,
@@ -21,7 +22,6 @@ from services.audio.engine.messages import (
     VadOptions,
     WhisperReady,
 )
-from services.audio.language import language_code
 from services.audio.loaded import LoadedWhisper, TranscriptionJob
 from services.audio.manager import AudioModels
 from services.audio.sound.decoders import SoundDecoders
@@ -39,6 +39,23 @@ LANGUAGES_SHOWN = 5  # most languages that a message names
 # Characters of a prompt's end that the worker gets, many more than the tokens that a model reads: other requests' sound
 # waits while the worker makes tokens of them, which takes seconds for the longest prompt that is allowed.
 PROMPT_END = 4096
+SHOWN = 40  # characters of the caller's text
+# Other names that Whisper knows for some languages.
+ALIASES = {
+    "burmese": "my",
+    "castilian": "es",
+    "flemish": "nl",
+    "haitian": "ht",
+    "letzeburgesch": "lb",
+    "mandarin": "zh",
+    "moldavian": "ro",
+    "moldovan": "ro",
+    "panjabi": "pa",
+    "pushto": "ps",
+    "sinhalese": "si",
+    "valencian": "ca",
+}
+_CODES = {name: code for code, name in LANGUAGES.items()} | ALIASES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +185,17 @@ def _temperatures(first: float) -> tuple[float, ...]:
     step = TEMPERATURES[1] - TEMPERATURES[0]
     count = int((TEMPERATURES[-1] - first) / step + 1e-6) + 1
     return tuple(round(first + step * number, 6) for number in range(count))
+
+
+def language_code(language: str) -> str:
+    """Returns the code of a language; empty stays empty. Raises InvalidRequest for one that Whisper does not know."""
+    name = language.strip().lower()
+    if not name or name in LANGUAGES:
+        return name
+    if name not in _CODES:
+        raise InvalidRequest(
+            f"'language' must be an ISO 639-1 code or the English name of a language that Whisper knows, such as "
+            f"'de' or 'german', not {language[:SHOWN]!r}.",
+            param="language",
+        )
+    return _CODES[name]

@@ -16,9 +16,8 @@ from services.audio.engine.messages import (
     VadOptions,
     Word,
 )
-from services.audio.language import language_code
 from services.audio.sound.source import Encoding, RawSound
-from services.audio.transcription import Event, Started, TranscriptionRequest
+from services.audio.transcription import Event, Started, TranscriptionRequest, language_code
 from services.errors import InvalidRequest
 
 Config = transcription_service_pb2.TranscriptionConfig | transcription_service_pb2.TranslationConfig

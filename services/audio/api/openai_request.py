@@ -13,8 +13,7 @@ from typing import Literal
 
 from services.audio.api import limits
 from services.audio.engine.messages import VadOptions
-from services.audio.language import language_code
-from services.audio.transcription import TranscriptionRequest
+from services.audio.transcription import TranscriptionRequest, language_code
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai.form_fields import FormFields
 

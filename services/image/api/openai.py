@@ -10,9 +10,8 @@ import base64
 import time
 from typing import Any
 
-from services.image.api.gallery import Gallery
 from services.image.api.openai_request import Answer
-from services.image.images import PictureFile
+from services.image.images import Gallery, PictureFile
 from services.image.loaded import TILE
 
 PREFIXES = {"generate": "image_generation", "edit": "image_edit", "vary": "image_edit"}

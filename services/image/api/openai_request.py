@@ -17,7 +17,7 @@ from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, Unsupported
 from services.image.api import limits
-from services.image.image_request import FileKind, ImageRequest, Output, Quality, Task
+from services.image.parameters import FileKind, ImageRequest, Output, Quality, Task
 from services.rest.openai.body import decode
 from services.rest.openai.form_fields import FormFields
 

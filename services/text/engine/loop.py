@@ -17,8 +17,8 @@ from services.text.engine.prefix_reuse import PrefixReuse, StateReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import OutOfCells, Runtime, Span
 from services.text.engine.sequence import Sequence
+from services.worker.loop import Pace
 from services.worker.messages import EngineError, Refused
-from services.worker.pace import Pace
 
 
 class BatchLoop(RequestLoop):

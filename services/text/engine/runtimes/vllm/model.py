@@ -27,8 +27,8 @@ from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configure
 from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.token_budget import step_pace
+from services.worker.loop import Pace
 from services.worker.messages import EngineError, is_out_of_memory
-from services.worker.pace import Pace
 
 GPU_SHARE = 0.85  # share of the free GPU memory to use with `kv_tokens=0`
 LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks

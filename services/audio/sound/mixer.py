@@ -13,7 +13,7 @@ from av.error import EOFError as EndOfFrames
 from av.error import FFmpegError
 from av.filter import Graph
 
-from services.audio.sound.decoding.messages import BYTES_PER_SAMPLE, SAMPLE_RATE
+from services.audio.sound.messages import BYTES_PER_SAMPLE, SAMPLE_RATE
 from services.sandbox.child import Refusal
 
 MOST_CHANNELS = 64  # that ffmpeg can mix

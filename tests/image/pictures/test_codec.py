@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from services.image.pictures.coding.messages import Decode, Decoded, Fit
-from services.image.pictures.coding.reading import kind_of, read, size_of
+from services.image.pictures.codec import kind_of, read, size_of
+from services.image.pictures.messages import Decode, Decoded, Fit
 from services.sandbox.child import Refusal
 from tests.case import case
 from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.audio.engine.phrases import Cut, Phrase, cut
+from services.audio.engine.outcome import Cut, Phrase, cut
 
 BEGIN = 100
 

@@ -13,7 +13,7 @@ import pytest
 from allm.image.v1 import image_pb2, image_service_pb2, image_service_pb2_grpc
 
 from services.errors import Overloaded
-from services.image.api.upload_room import UploadRoom
+from services.image.api.form import UploadRoom
 from services.image.images import Event
 from tests.image.api.images_script import MODEL, ScriptedImages, served
 from tests.image.api.official_images_client import official_client

@@ -16,9 +16,9 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.error import FFmpegError
 
-from services.audio.sound.decoding.feed import Feed
-from services.audio.sound.decoding.mixer import Mixer
-from services.audio.sound.decoding.tagged_file import HEADER_BYTES, MAX_TAGS, TaggedFile, tag_bytes
+from services.audio.sound.feed import HEADER_BYTES, MAX_TAGS, Feed, TaggedFile, tag_bytes
+from services.audio.sound.messages import Pcm
+from services.audio.sound.mixer import Mixer
 from services.sandbox.child import Refusal
 
 FORMATS = "wav, mp3, m4a, mp4, aac, ogg, opus, flac and webm"  # as callers know them
@@ -46,6 +46,8 @@ INDEX_LAST = (
 IO_BYTES = 64 * 1024
 
 Source = TaggedFile | Feed | io.BufferedReader
+SAMPLES = {"s16le": ("s16", 2), "f32le": ("flt", 4)}  # ffmpeg's name, bytes per sample
+PIECE_BYTES = 64 * 1024
 
 
 def decode(file: Source, mixer: Mixer) -> None:
@@ -147,3 +149,26 @@ def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFra
 
 def _format(container: InputContainer) -> str:
     return container.format.name.partition(",")[0]
+
+
+def decode_pcm(file: TaggedFile | Feed, pcm: Pcm, mixer: Mixer) -> None:
+    """Reads samples to the end of the file into `mixer`. Raises Refusal if it ends within a sample."""
+    name, width = SAMPLES[pcm.encoding]
+    layout = "mono" if pcm.channels == 1 else f"{pcm.channels} channels"
+    size = width * pcm.channels
+    rest = b""
+    while data := file.read(PIECE_BYTES):
+        data = rest + data
+        count = len(data) // size
+        data, rest = data[: count * size], data[count * size :]
+        if not count:
+            continue
+        frame = av.AudioFrame(format=name, layout=layout, samples=count)
+        frame.sample_rate = pcm.sample_rate
+        frame.planes[0].update(data)
+        mixer.add(frame)
+        if isinstance(file, Feed):
+            file.heard()
+    if rest:
+        raise Refusal(f"the sound ends within a sample: {len(rest)} bytes are left over of {size} for each sample")
+    mixer.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.pace import STEP_SECONDS, Pace
+from services.worker.loop import STEP_SECONDS, Pace
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(1.0, 16), (10.0, 32), (100.0, 256), (409.0, 1024), (5000.0, 2048)])

@@ -1,4 +1,4 @@
-"""A decoder process for one file at a time. The service starts it as `python -m services.audio.sound.decoding FD`.
+"""A decoder process for one file at a time. The service starts it as `python -m services.audio.sound FD`.
 
 A hostile file can harm only this process: it may use little, opens nothing but the upload, and ends with the service.
 ffmpeg's own messages are not logged: they quote the metadata of files.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 
-from services.audio.sound.decoding.messages import Decoded, Ended, Open, Opened, ToDecoder
+from services.audio.sound.messages import Decoded, Ended, Open, Opened, ToDecoder
 from services.sandbox import child
 from services.sandbox.child import Refusal
 from services.sandbox.limits import may_open
@@ -22,10 +22,9 @@ try:
     import av.subtitles.codeccontext
     import av.subtitles.stream
 
-    from services.audio.sound.decoding import container, pcm
-    from services.audio.sound.decoding.feed import Feed
-    from services.audio.sound.decoding.mixer import Mixer
-    from services.audio.sound.decoding.tagged_file import TaggedFile
+    from services.audio.sound import container
+    from services.audio.sound.feed import Feed, TaggedFile
+    from services.audio.sound.mixer import Mixer
 except ModuleNotFoundError as error:
     UNUSABLE = f"sound cannot be decoded here: the Python package {error.name!r} is not installed"
 else:
@@ -81,7 +80,7 @@ def _decode(order: Open, channel: BlockingChannel[ToDecoder]) -> None:
         file = Feed(channel, mixer.flush)
     try:
         if order.pcm:
-            pcm.decode(file, order.pcm, mixer)
+            container.decode_pcm(file, order.pcm, mixer)
         else:
             container.decode(file, mixer)
     finally:

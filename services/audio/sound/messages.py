@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.messages import Begun, Ready, Refused, Unusable
+from services.sandbox.child import Begun, Ready, Refused, Unusable
 
 SAMPLE_RATE = 16_000  # of all decoded sound: one channel, int16 little-endian
 BYTES_PER_SAMPLE = 2

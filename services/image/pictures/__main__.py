@@ -1,11 +1,11 @@
-"""A codec process: one file at a time. The image service starts it as `python -m services.image.pictures.coding FD`.
+"""A codec process: one file at a time. The image service starts it as `python -m services.image.pictures FD`.
 
 This process contains hostile files: it may use few resources, cannot open files, and ends with the service.
 """
 
 from __future__ import annotations
 
-from services.image.pictures.coding.messages import Allow, Decode, Decoded, Encode, Encoded, Fit, ToCodec
+from services.image.pictures.messages import Allow, Decode, Decoded, Encode, Encoded, Fit, ToCodec
 from services.sandbox import child
 from services.sandbox.child import Refusal
 from services.worker.channel import BlockingChannel
@@ -14,7 +14,7 @@ try:
     # Pillow imports these when it meets such a file; by then the process can import nothing any more.
     from PIL import JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
-    from services.image.pictures.coding import reading, writing
+    from services.image.pictures import codec
 except ModuleNotFoundError as error:
     UNUSABLE = f"pictures cannot be read here: the Python package {error.name!r} is not installed"
 else:
@@ -47,9 +47,9 @@ def _prepare(channel: BlockingChannel[ToCodec]) -> child.Work:
 def _answer(order: ToCodec, max_pixels: int) -> Decoded | Encoded:
     """Carries out an order. Raises Refusal and MemoryError."""
     if isinstance(order, Decode):
-        return reading.read(order, max_pixels)
+        return codec.read(order, max_pixels)
     if isinstance(order, Encode):
-        return writing.write(order)
+        return codec.write(order)
     raise Refusal(f"a codec has no use for {type(order).__name__}")
 
 
@@ -58,7 +58,7 @@ def _warm_up() -> None:
     fit = Fit(width=16, height=8, exact=True)
     for kind in ("png", "jpeg", "webp"):
         small = Encode(width=8, height=8, pixels=bytes(192), kind=kind, quality=90, texts={"Software": "allm"})
-        reading.read(Decode(image=writing.write(small).data, fit=fit, own_mask=True), 64)
+        codec.read(Decode(image=codec.write(small).data, fit=fit, own_mask=True), 64)
 
 
 if __name__ == "__main__":
