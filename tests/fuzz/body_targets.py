@@ -8,7 +8,7 @@ import msgspec
 from google.api import httpbody_pb2
 
 from services.errors import AllmError
-from services.image.api import openai_request as images
+from services.image.api import openai as images
 from services.rest.openai.body import json_body
 from services.text.api import completions, embeddings
 from services.text.api.chat import openai_request as chat

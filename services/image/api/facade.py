@@ -9,8 +9,15 @@ from google.api import httpbody_pb2
 
 from services.image.api.form import IMAGE, MASK, ImageUploads
 from services.image.api.messages import REST
-from services.image.api.openai import completed_event, partial_event, response_object
-from services.image.api.openai_request import Answer, read_edit, read_generation, read_variation
+from services.image.api.openai import (
+    Answer,
+    completed_event,
+    partial_event,
+    read_edit,
+    read_generation,
+    read_variation,
+    response_object,
+)
 from services.image.image_files import ImageFiles
 from services.image.images import Event, Gallery, Images, PictureFile
 from services.image.manager import ImageModels

@@ -7,7 +7,7 @@ import json
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
 from services.errors import InvalidRequest
-from services.text.api.chat.messages import logprob_messages, timestamp, usage_message
+from services.text.api.chat.servicer import logprob_messages, timestamp, usage_message
 from services.text.conversation import Tool
 from services.text.engine.sampling import SamplingParams
 from services.text.responses.response import (
