@@ -301,7 +301,7 @@ HEAVY = {
     "vllm": {_VLLM},
     "diffusers": {_DIFFUSERS},
     "peft": {_DIFFUSERS},
-    "PIL": {"services/image/pictures/coding/", _DIFFUSERS},
+    "PIL": {"services/image/pictures/codec.py", "services/image/pictures/__main__.py", _DIFFUSERS},
     "whisper": {_WHISPER},
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
     "ctranslate2": {_WHISPER, _DEVICES},
@@ -337,9 +337,7 @@ def test_a_service_loads_no_heavy_library() -> None:
 
 _LOWEST = ("services.byte_count", "services.errors", "services.settings", "services.storage", "services.telemetry")
 _CALLS = (*_LOWEST, "services.auth", "services.rpc", "services.rest")
-_WORKER = tuple(
-    f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages", "pace", "turns")
-)
+_WORKER = tuple(f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages", "turns"))
 # What `allm doctor` shares with the services, which ask the same at their start.
 _DOCTOR = (
     "services.modality",
@@ -425,9 +423,7 @@ def test_nothing_is_unpickled(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "module", ["text.engine", "audio.engine", "audio.sound.decoding", "image.engine", "image.pictures.coding"]
-)
+@pytest.mark.parametrize("module", ["text.engine", "audio.engine", "audio.sound", "image.engine", "image.pictures"])
 def test_workers_start_without_grpc(module: str) -> None:
     """One process starts per model, or per file: none of them needs the service's protocols."""
     others = {"grpc", "google.protobuf", "jinja2"}

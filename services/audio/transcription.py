@@ -7,8 +7,9 @@ import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import (
     TEMPERATURES,
     Decoding,
@@ -17,11 +18,11 @@ from services.audio.engine.messages import (
     PartialText,
     Segment,
     Task,
+    TokenLogprob,
     Transcribed,
     VadOptions,
     WhisperReady,
 )
-from services.audio.language import language_code
 from services.audio.loaded import LoadedWhisper, TranscriptionJob
 from services.audio.manager import AudioModels
 from services.audio.sound.decoders import SoundDecoders
@@ -39,6 +40,23 @@ LANGUAGES_SHOWN = 5  # most languages that a message names
 # Characters of a prompt's end that the worker gets, many more than the tokens that a model reads: other requests' sound
 # waits while the worker makes tokens of them, which takes seconds for the longest prompt that is allowed.
 PROMPT_END = 4096
+SHOWN = 40  # characters of the caller's text
+# Other names that Whisper knows for some languages.
+ALIASES = {
+    "burmese": "my",
+    "castilian": "es",
+    "flemish": "nl",
+    "haitian": "ht",
+    "letzeburgesch": "lb",
+    "mandarin": "zh",
+    "moldavian": "ro",
+    "moldovan": "ro",
+    "panjabi": "pa",
+    "pushto": "ps",
+    "sinhalese": "si",
+    "valencian": "ca",
+}
+_CODES = {name: code for code, name in LANGUAGES.items()} | ALIASES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +186,87 @@ def _temperatures(first: float) -> tuple[float, ...]:
     step = TEMPERATURES[1] - TEMPERATURES[0]
     count = int((TEMPERATURES[-1] - first) / step + 1e-6) + 1
     return tuple(round(first + step * number, 6) for number in range(count))
+
+
+def language_code(language: str) -> str:
+    """Returns the code of a language; empty stays empty. Raises InvalidRequest for one that Whisper does not know."""
+    name = language.strip().lower()
+    if not name or name in LANGUAGES:
+        return name
+    if name not in _CODES:
+        raise InvalidRequest(
+            f"'language' must be an ISO 639-1 code or the English name of a language that Whisper knows, such as "
+            f"'de' or 'german', not {language[:SHOWN]!r}.",
+            param="language",
+        )
+    return _CODES[name]
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The answer to a request so far; complete once `finished` is set."""
+
+    model_id: str = ""
+    language: str = ""  # ISO 639-1; empty until it is known
+    probability: float = 0.0  # of the language
+    segments: list[Segment] = field(default_factory=list)
+    finished: Finished | None = None
+    _pieces: list[str] = field(default_factory=list)
+    _space: str = ""  # at the end of the text so far: it counts only if more text follows
+
+    @property
+    def text(self) -> str:
+        """The text so far: the joined deltas, without surrounding space."""
+        return "".join(self._pieces)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """The logprobs of all tokens so far."""
+        return [token for segment in self.segments for token in segment.logprobs or ()]
+
+    @property
+    def seconds(self) -> float:
+        """Length of the sound; 0 until the request has finished."""
+        return self.finished.seconds if self.finished else 0.0
+
+    @property
+    def speech_seconds(self) -> float:
+        """Length of the sound that was decoded as speech."""
+        return self.finished.speech_seconds if self.finished else 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The number of generated tokens."""
+        return self.finished.tokens if self.finished else 0
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The fields for the request's log line."""
+        return {"seconds": round(self.seconds, 2), "speech": round(self.speech_seconds, 2), "tokens": self.tokens}
+
+    def add(self, event: Event) -> str:
+        """Adds the next event. Returns the text that it adds; "" for none."""
+        if isinstance(event, Started):
+            self.model_id = event.model_id
+        elif isinstance(event, LanguageFound):
+            self.language, self.probability = event.language, event.probability
+        elif isinstance(event, Finished):
+            self.language = event.language or self.language
+            self.finished = event
+        elif isinstance(event, Segment):
+            self.segments.append(event)
+            return self._append(event.text)
+        return ""
+
+    async def gather(self, events: AsyncIterator[Event]) -> None:
+        """Adds all events."""
+        async for event in events:
+            self.add(event)
+
+    def _append(self, text: str) -> str:
+        joined = self._space + text if self._pieces else text.lstrip()
+        delta = joined.rstrip()
+        self._space = joined[len(delta) :]
+        if delta:
+            self._pieces.append(delta)
+        return delta

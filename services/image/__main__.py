@@ -7,9 +7,8 @@ from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
 from services.image.api.facade import ImagesFacade
-from services.image.api.form import ImageUploads
+from services.image.api.form import ImageUploads, UploadRoom
 from services.image.api.servicer import ImageServicer
-from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
 from services.image.images import Images
 from services.image.manager import ImageManager, ImageModels

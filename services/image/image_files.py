@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.errors import ImageNotFound, Internal, Overloaded
-from services.image.image_request import FileKind
+from services.image.parameters import FileKind
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.image.engine.batch_size import CPU_PIXELS, SPARE, batch_images
+from services.image.engine.limits import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object

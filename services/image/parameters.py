@@ -1,4 +1,4 @@
-"""Resolves a request to exact parameters: its own values, else the model's defaults.
+"""The core's request, and its resolution to exact parameters: its own values, else the model's defaults.
 
 Parameters that the model cannot honour are refused here by name, before anything is decoded or computed.
 """
@@ -7,17 +7,52 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.image.engine.messages import Parameters, PipelineReady, Sizes
-from services.image.image_request import ImageRequest, Quality
-from services.image.pictures.coding.messages import Fit
+from services.image.pictures.messages import Fit
 from services.models.desired import ImageDefaults
 
+Task = Literal["generate", "edit", "vary"]
+Quality = Literal["auto", "low", "medium", "high", "xhigh", "max"]
+FileKind = Literal["png", "jpeg", "webp"]
 # Multiples of the model's default steps; the result is clamped to the model's limits.
 SHARES: Mapping[Quality, float] = {"low": 0.5, "auto": 1.0, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 RANDOM_SEEDS = 2**32
 _NO_DEFAULTS = ImageDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output file format."""
+
+    kind: FileKind = "png"
+    quality: int = 100  # 0 to 100, of jpeg and webp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRequest:
+    """A request; None and "" leave a value to the model's default."""
+
+    model: str  # id or alias
+    task: Task = "generate"
+    prompt: str = ""
+    negative_prompt: str = ""
+    size: tuple[int, int] | None = None  # width, height
+    count: int = 1
+    seed: int | None = None  # of the first picture
+    steps: int | None = None
+    quality: Quality = "auto"  # a multiple of the model's default steps, used if `steps` is None
+    guidance: float | None = None
+    scheduler: str = ""
+    strength: float | None = None
+    image: bytes = field(default=b"", repr=False)  # a file; unless the task is `generate`
+    mask: bytes = field(default=b"", repr=False)  # a file; empty: the transparent areas of the edited image
+    output: Output = field(default_factory=Output)
+    partials: int = 0  # previews of each picture, 0 to 3
+    progress: bool = False
 
 
 class ResolvedRequest:

@@ -1,4 +1,4 @@
-"""The main program of a confined process: it limits itself, then carries out one order at a time."""
+"""The main program of a confined process: it limits itself, then carries out one order at a time. Its messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.sandbox import limits
-from services.sandbox.messages import Begun, Ready, Refused, Unusable
 from services.worker.channel import BlockingChannel, ChannelClosed
 
 
@@ -66,3 +65,28 @@ def _answer(work: Work, order: object) -> object:
         return Refused(refusal.message, refusal.param)
     except MemoryError:
         return Refused(work.no_memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """First message: the process is ready for orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """First message of a process that cannot work here; `message` names the missing package."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The process received an order and is about to read it: if it dies from now on, the order is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to an order that cannot be carried out; `message` is for the caller."""
+
+    message: str
+    param: str = ""  # the request's parameter at fault; empty: not stated

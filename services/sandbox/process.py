@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from services.errors import Internal, Unsupported
-from services.sandbox.messages import Begun, Ready, Unusable
+from services.sandbox.child import Begun, Ready, Unusable
 from services.worker.process import WorkerDied, WorkerProcess
 
 M = TypeVar("M")

@@ -27,7 +27,7 @@ from services.settings.setting import SettingError
 from services.settings.settings import Settings, TextSettings
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
-from services.text.api.embeddings.servicer import EmbeddingServicer
+from services.text.api.embeddings import EmbeddingServicer
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat

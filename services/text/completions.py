@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded
 from services.models.store import StoredModel
-from services.text.completion import Completion
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
 from services.text.parsers.events import ParsedEvent, TextDelta
-from services.text.running_answer import Choice
+from services.text.running_answer import Choice, Completion
 
 Prompt = str | list[int]
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from llguidance import LLMatcher
 
 from services.text.conversation import ChatRequest, Tool
-from services.text.parsers.dialect import HARMONY, Dialect, ToolShape
+from services.text.parsers.dialect import HARMONY, Dialect
+from services.text.parsers.tool_schema import ToolShape
 from services.text.schema import fit
 
 # Harmony uses channels to separate reasoning from the answer.

@@ -12,7 +12,7 @@ from services.settings.settings import TextSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import INPUT_TOKENS
 from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped
-from services.text.resident import PendingText, TextModelInWorker
+from services.text.loaded import PendingText, TextModelInWorker
 from services.worker.process import WorkerProcess
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
@@ -13,11 +14,11 @@ from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
+from services.text.engine.runtimes.vllm.arguments import eager
 from services.text.llama_library import llama_environ
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
 from services.text.rendering.template_process import TemplateProcess
-from services.text.vllm_environ import vllm_environ
 from services.worker.process import WorkerProcess
 from services.worker.start import WorkerStart, available_cores, worker_environ
 
@@ -145,3 +146,36 @@ class TextModels(RegisteredModels[TextResident]):
             if not isinstance(model, LoadedEncoder):
                 raise TypeError("a model is loaded for what it can do")
             yield model
+
+
+def vllm_environ(options: EngineOptions, cache: Path) -> Mapping[str, str]:
+    """Returns the variables in addition to those of every text worker. `cache`: the folder for compiled code.
+
+    vLLM sends no telemetry, loads no plugins, and logs only errors, which never quote a prompt. The engine runs in the
+    worker itself. Its processes use the loopback interface, except in a Ray cluster. Without a GPU they bind no threads
+    to cores, because other models compute on the same cores. A step has more and shorter parts than with other
+    runtimes; threads that sleep between them cost 7% of the tokens/s (32 sequences, two cores), so they spin for a
+    quarter of a millisecond. If the model is not compiled, nothing is, not even the function for logprobs, which vLLM
+    would otherwise compile when a request first asks for them.
+    """
+    environ = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "PYTHONWARNINGS": "ignore",  # of libraries about each other
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CACHE_ROOT": str(cache),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "GOMP_SPINCOUNT": "10000",
+    }
+    if eager(options):
+        environ["TORCH_COMPILE_DISABLE"] = "1"
+    if options.ray_address:
+        # The ranks on other machines inherit this environment and must choose their own interfaces.
+        return {**environ, "RAY_ADDRESS": options.ray_address, "NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": ""}
+    return {**environ, "VLLM_HOST_IP": "127.0.0.1"}

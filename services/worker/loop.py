@@ -1,4 +1,5 @@
-"""The common part of all loops in a worker: they take messages between steps, and end with a Stop.
+"""The common part of all loops in a worker: they take messages between steps, bound the time of steps, and end with a
+Stop.
 
 Engines import this module, so it imports nothing that a runtime does not need.
 """
@@ -16,6 +17,7 @@ from services.worker.messages import EngineError, Phase, Stop
 M = TypeVar("M")
 
 DEADLINE_PASSED = EngineError("TIMEOUT", "the caller's deadline has passed")
+STEP_SECONDS = 5.0  # target maximum of a step
 
 
 class HasDeadline(Protocol):
@@ -83,3 +85,35 @@ def expired(requests: Iterable[D]) -> list[D]:
     """Returns the requests whose deadline has passed."""
     now = time.monotonic()
     return [request for request in requests if request.deadline <= now]
+
+
+class Pace:
+    """The work limit of a step, adapted to measured steps so that a step takes a bounded time on any machine.
+
+    Cancelled requests, deadlines and the watchdog wait for the current step: on a slow processor a prompt that a GPU
+    computes in one step would block them for minutes. The limit is `least` times a power of two, or `most`, so it
+    changes rarely.
+    """
+
+    def __init__(self, least: int, most: int, start: int | None = None, seconds: float = STEP_SECONDS) -> None:
+        """`least` and `most`: bounds of the limit; `start`: the first limit, None: `least`; `seconds`: the target time
+        of a step."""
+        self._least = min(least, most)
+        self._most = most
+        self._seconds = seconds
+        self.limit = self._least if start is None else min(start, most)
+
+    def took(self, amount: int, seconds: float) -> None:
+        """Records a step. A step that took too long shrinks the limit immediately; a short one near the limit raises
+        it."""
+        if 2 * amount < self._least:
+            return  # too small to extrapolate from; a full step of unequal parts may be half empty
+        fitting = amount * self._seconds / max(seconds, 1e-6)
+        if seconds > 2 * self._seconds or (fitting > 2 * self.limit and 2 * amount >= self.limit):
+            self.limit = self._fit(fitting)
+
+    def _fit(self, amount: float) -> int:
+        limit = self._least
+        while 2 * limit <= min(amount, self._most):
+            limit *= 2
+        return self._most if amount >= self._most else limit

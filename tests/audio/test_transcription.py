@@ -13,10 +13,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import TEMPERATURES, Decoding, Finished, LanguageFound, Segment, VadOptions
 from services.audio.loaded import SOUND_AHEAD, LoadedWhisper, TranscriptionJob
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
-from services.audio.transcription import PROMPT_END, Event, Started
+from services.audio.transcription import PROMPT_END, Event, Started, language_code
 from services.errors import (
     AllmError,
     Internal,
@@ -30,6 +31,7 @@ from services.errors import (
 from services.worker import watchdog
 from services.worker.model_in_worker import JUST
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
+from tests.late import late
 from tests.speech import librivox
 from tests.spending import Purse
 from tests.whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PLAIN = RawSound(16_000)
 SECOND = 2 * 16_000  # bytes
 POLL_SECONDS = 0.02
+whisper_tokenizer = late("whisper.tokenizer")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -348,3 +351,25 @@ async def test_decoded_part_of_truncated_sound_counts(audio: Audio) -> None:
     await purse.pays(part())
     *_, finished = await audio.file(librivox()[0].path)
     assert 0 < purse.spent <= finished.seconds * 10 + 1
+
+
+async def test_every_code_and_every_name_of_the_reference_is_taken() -> None:
+    assert {code: language_code(code) for code in LANGUAGES} == {code: code for code in LANGUAGES}
+    assert {
+        name: language_code(name) for name in whisper_tokenizer.TO_LANGUAGE_CODE
+    } == whisper_tokenizer.TO_LANGUAGE_CODE
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [("", ""), ("  ", ""), ("EN", "en"), (" English ", "en"), ("Mandarin", "zh")]
+)
+async def test_case_and_space_do_not_matter(given: str, code: str) -> None:
+    assert language_code(given) == code
+
+
+@pytest.mark.parametrize("given", ["xx", "en-US", "klingon", "x" * 1000])
+async def test_another_is_refused_by_name(given: str) -> None:
+    with pytest.raises(InvalidRequest, match=given[:40]) as caught:
+        language_code(given)
+    assert caught.value.param == "language"
+    assert len(caught.value.message) < 200

@@ -23,7 +23,7 @@ from services.image.api.facade import ImagesFacade
 from services.image.api.servicer import ImageServicer
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
-from services.text.api.embeddings.servicer import EmbeddingServicer
+from services.text.api.embeddings import EmbeddingServicer
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from tests import identities

@@ -8,11 +8,10 @@ import msgspec
 from google.api import httpbody_pb2
 
 from services.errors import AllmError
-from services.image.api import openai_request as images
+from services.image.api import openai as images
 from services.rest.openai.body import json_body
+from services.text.api import completions, embeddings
 from services.text.api.chat import openai_request as chat
-from services.text.api.completions import openai as completions
-from services.text.api.embeddings import openai as embeddings
 from services.text.api.responses import openai_request as responses
 from services.text.grammar import grammar_of
 from services.text.parsers import dialect as dialects

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from google.api import httpbody_pb2
 
-from services.audio.api.openai_request import read_transcription, read_translation
+from services.audio.api.openai import read_transcription, read_translation
 from services.errors import AllmError, RequestTooLarge
-from services.image.api.openai_request import read_edit, read_variation
+from services.image.api.openai import read_edit, read_variation
 from services.rest.openai.multipart import FilePart, Form, read_form
 from tests.fuzz.driven import driven
 from tests.fuzz.fuzz_target import FuzzTarget

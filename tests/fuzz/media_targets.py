@@ -10,9 +10,9 @@ from pathlib import Path
 
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
-from services.image.pictures.coding.messages import Decode, Decoded, Fit
+from services.image.pictures.messages import Decode, Decoded, Fit
 from services.image.pictures.pictures import Codecs
-from services.sandbox.messages import Refused
+from services.sandbox.child import Refused
 from tests.fuzz.fuzz_target import FuzzTarget
 
 MAX_SECONDS = 60.0  # of audio

@@ -18,9 +18,9 @@ import pytest_asyncio
 from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
 from services.image.engine import messages
 from services.image.engine.messages import Finished, Progress
-from services.image.image_request import Output
 from services.image.images import Images, PictureFile, Started
 from services.image.loaded import TILE, GenerationJob
+from services.image.parameters import Output
 from services.settings.settings import load_settings
 from services.worker import watchdog
 from services.worker.model_in_worker import JUST

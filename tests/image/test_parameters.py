@@ -9,8 +9,7 @@ import pytest
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.image.engine.messages import GuidanceRange, PipelineReady, Sizes
-from services.image.image_request import ImageRequest
-from services.image.parameters import ResolvedRequest
+from services.image.parameters import ImageRequest, ResolvedRequest
 from services.models.desired import ImageDefaults
 from tests.case import case
 

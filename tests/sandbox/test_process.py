@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.errors import Internal, Unsupported
-from services.sandbox.messages import Refused
+from services.sandbox.child import Refused
 from services.sandbox.process import ConfinedGone, ConfinedProcess
 from tests.sandbox.toy_child import PROGRAM, UNUSABLE, Do, Done, FromToy, Unreadable, started
 

@@ -7,8 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from services.sandbox import child
-from services.sandbox.child import Refusal
-from services.sandbox.messages import Begun, Ready, Refused, Unusable
+from services.sandbox.child import Begun, Ready, Refusal, Refused, Unusable
 from services.sandbox.process import ConfinedProcess, ConfinedProgram
 from services.worker.channel import BlockingChannel
 

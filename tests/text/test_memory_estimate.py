@@ -1,4 +1,4 @@
-"""The memory estimate of gpt-oss-20b in its own size, on GPUs that keep its experts packed and on others."""
+"""The memory estimate of gpt-oss-20b in its own size, and the shapes of layers that a config.json states."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from services.models.descriptor import ModelDescriptor
+from services.models.formats.gguf_header import GgufHeader, read_header
 from services.models.registry import RUNTIMES, Runtime
 from services.settings.settings import load_settings
 from services.text.manager import TextManager
-from services.text.memory_estimate import TextMemoryEstimate
+from services.text.memory_estimate import ConfigShape, GgufShape, TextMemoryEstimate
+from tests.demo_model import demo_model
 
 GIB = 1024**3
 FILES = 13_761_300_984  # bytes of the published safetensors
@@ -78,3 +80,111 @@ def test_experts_are_reckoned_expanded_where_they_do_not_stay_packed(gpt_oss: Mo
         2 * reckoned(gpt_oss, "torch", packs=True, ALLM_TENSOR_PARALLEL="2"),  # divided models are expanded
     ):
         assert found > UNPACKED
+
+
+def shape(folder: Path, **config: object) -> ConfigShape:
+    (folder / "config.json").write_text(json.dumps(config))
+    return ConfigShape(folder)
+
+
+def test_grouped_heads_of_every_layer(tmp_path: Path) -> None:
+    found = shape(
+        tmp_path,
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        dtype="bfloat16",
+    )
+    assert found.cell_numbers == 2 * 3 * 64 * 30
+    assert (found.stored, found.inner, found.embedding, found.context_tokens) == (2, 1536, 49152 * 576, 8192)
+    assert found.state_bytes == 0
+
+
+def test_a_head_may_have_a_width_of_its_own_and_a_model_no_groups(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    assert shape(tmp_path, **sizes, head_dim=128, num_key_value_heads=2).cell_numbers == 2 * 2 * 128 * 2
+    assert shape(tmp_path, **sizes).cell_numbers == 2 * 4 * 16 * 2
+
+
+def test_only_the_attending_layers_of_a_hybrid_have_cells_and_only_the_recurrent_ones_states(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 32,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "torch_dtype": "bfloat16",
+    }
+    one = 8 * 16 * 32 * 4 + (8 * 16 + 2 * 2 * 32) * 4 * 2
+    for kinds in (
+        {"hybrid_override_pattern": "M-M*ME"},
+        {"layers_block_type": ["mamba", "mlp", "mamba", "attention", "mamba", "moe"]},
+        {"layer_types": ["linear_attention", "mlp", "linear_attention", "full_attention", "linear_attention", "moe"]},
+    ):
+        found = shape(tmp_path, **sizes, **kinds)
+        assert found.state_bytes == 3 * one, kinds
+        assert found.cell_numbers == 2 * 2 * 16, kinds
+
+
+def test_the_text_part_of_a_model_of_several_is_what_counts(tmp_path: Path) -> None:
+    inner = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "dtype": "float16"}
+    found = shape(tmp_path, hidden_size=9999, text_config=inner)
+    assert (found.width, found.stored) == (32, 2)
+
+
+def test_missing_or_invalid_numbers_count_as_none(tmp_path: Path) -> None:
+    found = shape(tmp_path, hidden_size="many", num_attention_heads=-3, num_hidden_layers=True, vocab_size=None)
+    assert (found.width, found.layers, found.cell_numbers, found.embedding) == (0, 0, 0, 0)
+    (tmp_path / "config.json").write_text("[]")
+    assert ConfigShape(tmp_path).cell_numbers == 0
+
+
+def gguf(lists: dict[str, tuple[int, ...]] | None = None, **numbers: int) -> GgufShape:
+    metadata = {"general.architecture": "x", **{f"x.{name.replace('__', '.')}": each for name, each in numbers.items()}}
+    for name, each in (lists or {}).items():
+        metadata[f"x.{name}"] = len(each)
+    return GgufShape(GgufHeader(metadata, 0, 0, 0, {f"x.{name}": each for name, each in (lists or {}).items()}))
+
+
+def test_the_demo_model() -> None:
+    found = GgufShape(read_header(demo_model()))
+    assert found.cell_bytes == 30 * 3 * (64 + 64) * 2
+    assert (found.width, found.inner, found.vocabulary, found.context_tokens) == (576, 1536, 49152, 8192)
+    assert found.state_bytes == 0
+
+
+def test_heads_of_each_layer_are_added_up() -> None:
+    sizes = {"block_count": 3, "embedding_length": 64, "attention__head_count": 4}
+    assert gguf({"attention.head_count_kv": (2, 0, 1)}, **sizes).cell_bytes == 3 * (16 + 16) * 2
+    assert gguf(**sizes).cell_bytes == 3 * 4 * (16 + 16) * 2, "no groups: as many as query heads"
+    wide = gguf(**sizes, attention__head_count_kv=2, attention__key_length=32, attention__value_length=24)
+    assert wide.cell_bytes == 3 * 2 * (32 + 24) * 2
+
+
+def test_only_layers_without_heads_have_a_state() -> None:
+    sizes = {
+        "block_count": 3,
+        "embedding_length": 64,
+        "attention__head_count": 4,
+        "ssm__inner_size": 128,
+        "ssm__state_size": 16,
+        "ssm__group_count": 2,
+        "ssm__conv_kernel": 4,
+    }
+    one = (128 * 16 + 3 * (128 + 2 * 2 * 16)) * 4
+    assert gguf({"attention.head_count_kv": (0, 2, 0)}, **sizes).state_bytes == 2 * one
+    assert gguf(**sizes).state_bytes == 3 * one
+
+
+def test_a_header_that_says_nothing_needs_nothing() -> None:
+    found = gguf()
+    assert (found.cell_bytes, found.state_bytes, found.width, found.vocabulary) == (0, 0, 0, 0)

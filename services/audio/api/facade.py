@@ -7,15 +7,12 @@ from collections.abc import AsyncIterator
 from allm.openai.v1 import audio_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.audio.api.form import read_upload
-from services.audio.api.openai import delta_event, done_event, whole
-from services.audio.api.openai_request import Answer, read_transcription, read_translation
-from services.audio.api.transcript import Transcript
-from services.audio.api.uploads import Uploads
+from services.audio.api.openai import Answer, delta_event, done_event, read_transcription, read_translation, whole
+from services.audio.api.uploads import Uploads, read_upload
 from services.audio.engine.messages import Segment
 from services.audio.manager import AudioModels
 from services.audio.sound.source import Upload
-from services.audio.transcription import Event, TranscriptionRequest, Transcriptions
+from services.audio.transcription import Event, Transcript, TranscriptionRequest, Transcriptions
 from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.multipart import discarding_rest

@@ -5,7 +5,6 @@ from __future__ import annotations
 from allm.audio.v1 import transcription_pb2, transcription_service_pb2
 
 from services.audio.api import limits
-from services.audio.api.transcript import Transcript
 from services.audio.engine.messages import (
     Finished,
     LanguageFound,
@@ -16,9 +15,8 @@ from services.audio.engine.messages import (
     VadOptions,
     Word,
 )
-from services.audio.language import language_code
 from services.audio.sound.source import Encoding, RawSound
-from services.audio.transcription import Event, Started, TranscriptionRequest
+from services.audio.transcription import Event, Started, Transcript, TranscriptionRequest, language_code
 from services.errors import InvalidRequest
 
 Config = transcription_service_pb2.TranscriptionConfig | transcription_service_pb2.TranslationConfig

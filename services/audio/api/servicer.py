@@ -15,12 +15,11 @@ from services.audio.api.messages import (
     read_raw,
     transcript_message,
 )
-from services.audio.api.transcript import Transcript
 from services.audio.api.uploads import Uploads, in_time
 from services.audio.engine.messages import Task
 from services.audio.manager import AudioModels
 from services.audio.sound.source import LiveFeed
-from services.audio.transcription import Transcriptions
+from services.audio.transcription import Transcript, Transcriptions
 from services.errors import AllmError, InvalidRequest
 from services.rpc.call import Call, typed
 

@@ -1,4 +1,4 @@
-"""Uploaded files: spooled to disk, limited in size and number, and removed with their request."""
+"""Uploaded files: read from a form, spooled to disk, limited in size and number, and removed with their request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from google.api import httpbody_pb2
+
 from services.audio.sound.source import Upload
-from services.errors import Overloaded, Timeout
+from services.errors import InvalidRequest, Overloaded, Timeout
+from services.rest.openai.multipart import FilePart, Form, Sink, read_form
 
 UPLOAD_SECONDS = 3600.0  # limit for the arrival of a file
 AT_ONCE = 512  # requests with an uploaded file, running and waiting
+FILE = "file"
 
 
 @asynccontextmanager
@@ -44,3 +48,31 @@ class Uploads:
                 yield upload
         finally:
             self._open -= 1
+
+
+async def read_upload(messages: AsyncIterator[httpbody_pb2.HttpBody], upload: Upload) -> Form:
+    """Reads a form whose part `file` is the audio; the parts may come in any order.
+
+    Raises:
+        InvalidRequest: the body is not a form, or has no file, two files or an empty file.
+        RequestTooLarge: the file exceeds the upload limit.
+        Timeout: the file did not arrive in time.
+    """
+    taken = False
+
+    def open_file(part: FilePart) -> Sink | None:
+        nonlocal taken
+        if part.name != FILE:
+            return None
+        if taken:
+            raise InvalidRequest(f"'{FILE}' is given twice; one file is allowed.", param=FILE)
+        taken = True
+        return upload
+
+    async with in_time():
+        form = await read_form(messages, open_file)
+    if not taken:
+        raise InvalidRequest(f"Missing required parameter: '{FILE}'.", param=FILE)
+    if not upload.size:
+        raise InvalidRequest(f"'{FILE}' is empty.", param=FILE)
+    return form

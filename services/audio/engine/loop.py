@@ -28,14 +28,12 @@ from services.audio.engine.messages import (
     Transcribed,
 )
 from services.audio.engine.outcome import Outcome
-from services.audio.engine.partial_decoder import PartialDecoder
 from services.audio.engine.row import Row, columns_for
 from services.audio.engine.running_transcript import RunningTranscript
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
-from services.audio.engine.steps import Computed, Steps, Tried
-from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
+from services.audio.engine.steps import Computed, PartialDecoder, Steps, Tried
+from services.worker.loop import DEADLINE_PASSED, Pace, WorkerLoop, expired
 from services.worker.messages import EngineError
-from services.worker.pace import Pace
 from services.worker.turns import Turns
 
 # Longest time to fill a batch: encoding more windows makes decoding cheaper, but the first window waits.

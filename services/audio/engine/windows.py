@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from services.audio.engine.messages import SAMPLE_RATE, VadOptions
-from services.audio.engine.speech import SpeechDetector, Stretch, quietest
+from services.audio.engine.vad import SpeechDetector, Stretch, quietest
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
 
 EDGE = 200  # samples that a column of the spectrogram reads beyond its position

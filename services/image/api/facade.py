@@ -8,14 +8,20 @@ from allm.openai.v1 import image_service_pb2, image_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.image.api.form import IMAGE, MASK, ImageUploads
-from services.image.api.gallery import Gallery
 from services.image.api.messages import REST
-from services.image.api.openai import completed_event, partial_event, response_object
-from services.image.api.openai_request import Answer, read_edit, read_generation, read_variation
+from services.image.api.openai import (
+    Answer,
+    completed_event,
+    partial_event,
+    read_edit,
+    read_generation,
+    read_variation,
+    response_object,
+)
 from services.image.image_files import ImageFiles
-from services.image.image_request import ImageRequest
-from services.image.images import Event, Images, PictureFile
+from services.image.images import Event, Gallery, Images, PictureFile
 from services.image.manager import ImageModels
+from services.image.parameters import ImageRequest
 from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body

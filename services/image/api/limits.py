@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.errors import InvalidRequest, RequestTooLarge, Unsupported
-from services.image.image_request import FileKind, Output
+from services.image.parameters import FileKind, Output
 
 MAX_PROMPT = 32_000  # characters; the model's text encoder takes less and has its own check
 MAX_COUNT = 10

@@ -10,10 +10,9 @@ from google.protobuf.message import Message
 
 from services.errors import InvalidRequest
 from services.image.api import limits
-from services.image.api.gallery import Gallery
 from services.image.engine.messages import Progress
-from services.image.image_request import FileKind, ImageRequest
-from services.image.images import Event, PictureFile, Started
+from services.image.images import Event, Gallery, PictureFile, Started
+from services.image.parameters import FileKind, ImageRequest
 
 REST: Mapping[str, str] = {"width": "size", "height": "size", "count": "n", "negative": "negative_prompt"}
 TYPED: Mapping[str, str] = {"size": "width", "n": "count", "negative": "negative_prompt"}

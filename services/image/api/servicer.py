@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from google.protobuf.message import Message
 
-from services.image.api.gallery import Gallery
+from services.image.api.form import UploadRoom
 from services.image.api.messages import (
     TYPED,
     answer_fields,
@@ -17,10 +17,9 @@ from services.image.api.messages import (
     read_generate,
     read_variation,
 )
-from services.image.api.upload_room import UploadRoom
-from services.image.image_request import ImageRequest
-from services.image.images import Event, Images
+from services.image.images import Event, Gallery, Images
 from services.image.manager import ImageModels
+from services.image.parameters import ImageRequest
 from services.rest.openai.body import called
 from services.rpc.call import Call, typed
 

@@ -1,4 +1,4 @@
-"""Checks a request against the model's limits before it is queued."""
+"""Checks a request against the model's limits before it is queued, and limits the pictures of a batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from services.worker.messages import EngineError
 
 MAX_COUNT = 10  # images of one request, as in OpenAI's API
 MOST_SEED = 2**64 - 1
+# Pixels that keep a few CPU cores busy: on a CPU a larger batch is no faster, and later requests wait for it.
+CPU_PIXELS = 512 * 512
+MOST_IMAGES = 16
+SPARE = 0.8  # share of the free memory that may be used
 
 
 def check(request: Generate, runtime: Runtime) -> int:
@@ -89,3 +93,8 @@ def _fitting(fit: PromptLength, name: str) -> int:
         message = f"the {name} has {fit.tokens} tokens; this model's text encoder takes at most {fit.limit}"
         raise EngineError("INVALID_REQUEST", message, name)
     return fit.tokens
+
+
+def batch_images(wanted: int, fitting: int) -> int:
+    """Returns the operator's choice (`wanted`; 0: none), else as many as fit, but at least one."""
+    return wanted or max(1, min(MOST_IMAGES, fitting))

@@ -6,13 +6,13 @@ import asyncio
 from typing import TypeVar
 
 from services.errors import Internal, InvalidRequest, Timeout
-from services.image.pictures.coding.messages import Allow, Decode, Decoded, Encode, Encoded, FromCodec
-from services.sandbox.messages import Refused
+from services.image.pictures.messages import Allow, Decode, Decoded, Encode, Encoded, FromCodec
+from services.sandbox.child import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.settings.settings import ImageSettings
 
-MODULE = "services.image.pictures.coding"
+MODULE = "services.image.pictures"
 FILES = 500  # files before a process is replaced, which bounds what its libraries leak
 
 A = TypeVar("A", Decoded, Encoded)

@@ -23,9 +23,9 @@ from services.text.engine.runtime import Runtime, Span
 from services.text.engine.sequence import Sequence
 from services.text.engine.token_budget import step_pace
 from services.worker.channel import BlockingChannel
+from services.worker.loop import Pace
 from services.worker.main import Serving, importing, run_worker, start_thread
 from services.worker.messages import EngineError, LoadingProgress, Refused
-from services.worker.pace import Pace
 
 # Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
 PREPARATION_STACK_BYTES = 512 * 1024 * 1024

@@ -27,9 +27,8 @@ from services.text.engine.messages import (
     Encoded,
 )
 from services.text.engine.preparation import Preparing
-from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
+from services.worker.loop import DEADLINE_PASSED, Pace, WorkerLoop, expired
 from services.worker.messages import Cancel, EngineError, Phase, Stop
-from services.worker.pace import Pace
 
 LEAST_TOKENS = 512  # of a batch: smaller batches are no faster, even on the slowest machine
 QUEUE_TOKENS = 1_200_000  # four of the largest requests

@@ -5,13 +5,13 @@ One thread calls all methods except `tokenize`, which another thread may call du
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.text.engine.messages import EncoderReady, EngineOptions
+from services.text.engine.messages import EncoderReady
 
 Tokens = NDArray[np.int32]  # [tokens]
 Vectors = NDArray[np.float32]  # [inputs, dimensions]
@@ -29,6 +29,3 @@ class Encoder(Protocol):
 
     def encode(self, inputs: Sequence[Tokens]) -> Vectors:
         """Returns the pooled vectors of the inputs, in order, not normalised. No input exceeds the context."""
-
-
-EncoderLoader = Callable[[EngineOptions, Callable[[float], None]], Encoder]

@@ -13,13 +13,12 @@ from collections.abc import Callable
 
 from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
-from services.text.engine.prefix_reuse import PrefixReuse
+from services.text.engine.prefix_reuse import PrefixReuse, StateReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import OutOfCells, Runtime, Span
 from services.text.engine.sequence import Sequence
-from services.text.engine.state_reuse import StateReuse
+from services.worker.loop import Pace
 from services.worker.messages import EngineError, Refused
-from services.worker.pace import Pace
 
 
 class BatchLoop(RequestLoop):

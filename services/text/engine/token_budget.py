@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from services.text.engine.messages import EngineOptions
-from services.worker.pace import Pace
+from services.worker.loop import Pace
 
 LEAST_TOKENS = 16  # of a step
 TRIED_TOKENS = 64  # of the step that measures the model's speed

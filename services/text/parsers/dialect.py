@@ -1,27 +1,60 @@
 """The dialects: the markup that model families use for tool calls and reasoning, and the choice of a model's dialect.
 
-To add a dialect, add a file in this folder and a line in this file.
+A dialect reads an answer with a generator: it reads from a Reader and yields when it needs more text. So it is written
+as if the whole text were available, and its result cannot depend on how the text was split. To add a dialect, add its
+reader and its grammar to a module of this folder, and a line here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.text.parsers import glm, harmony, hermes, llama3, mistral, nemotron, plain, qwen_xml
-from services.text.parsers.parser import Parser, ToolShape
+from services.text.parsers import harmony, json_calls, xml_calls
+from services.text.parsers.events import ParsedEvent
+from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.reasoning import thoughts
+from services.text.parsers.tool_schema import Tools, ToolShape, by_name
 
-__all__ = ["Dialect", "ToolShape", "choose"]
 
+class Parser(Protocol):
+    """An incremental parser of one answer."""
 
-class MakeParser(Protocol):
-    """A factory for parsers, one per answer."""
-
-    def __call__(self, tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
-        """`reasoning_open`: the prompt ends inside a reasoning block. Calls of tools not in `tools` are text."""
+    def push(self, text: str) -> list[ParsedEvent]:
+        """Adds text and returns the events that are now certain."""
         ...
+
+    def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
+        """Ends the text and returns the remaining events. An incomplete call is returned as far as it was read.
+
+        `cut`: the length limit truncated the answer. Incomplete markup at its end is then dropped instead of becoming
+        text.
+        """
+        ...
+
+
+class ReadingParser:
+    """A parser that runs a dialect's generator."""
+
+    def __init__(self, read: Callable[[Reader], Reading[None]]) -> None:
+        self._reader = Reader()
+        self._steps = read(self._reader)
+
+    def push(self, text: str) -> list[ParsedEvent]:
+        """See Parser."""
+        self._reader.feed(text)
+        next(self._steps, None)
+        return self._reader.take_events()
+
+    def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
+        """See Parser."""
+        self._reader.end(cut=cut)
+        for _ in self._steps:
+            pass
+        self._reader.flush()
+        return self._reader.take_events()
 
 
 class MakeGrammar(Protocol):
@@ -43,21 +76,38 @@ class Dialect:
     name: str
     native: bool  # the chat template itself renders tools, calls and results
     special: bool  # the parser needs the text of control tokens, because some models of the family use them as marks
-    parser: MakeParser
+    read: Callable[[Reader, Tools, bool], Reading[None]]  # reads an answer; True: it begins inside a reasoning block
     call_grammar: MakeGrammar
 
+    def parser(self, tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
+        """Returns a parser of one answer. Calls of tools not in `tools` are text.
 
-HARMONY = Dialect("harmony", True, True, harmony.parser, harmony.call_grammar)
-MISTRAL = Dialect("mistral", True, True, mistral.parser, mistral.call_grammar)
-MISTRAL_LIST = Dialect("mistral-list", True, True, mistral.parser, mistral.list_grammar)
-NEMOTRON = Dialect("nemotron", True, True, nemotron.parser, nemotron.call_grammar)
-GLM = Dialect("glm", True, True, glm.parser, glm.call_grammar)
-QWEN_XML = Dialect("qwen-xml", True, True, qwen_xml.parser, qwen_xml.call_grammar)
-HERMES = Dialect("hermes", True, True, hermes.parser, hermes.call_grammar)
-LLAMA3 = Dialect("llama3", True, True, llama3.parser, llama3.call_grammar)
+        `reasoning_open`: the prompt ends inside a reasoning block.
+        """
+        return ReadingParser(lambda reader: self.read(reader, by_name(tools), reasoning_open))
+
+
+def _read_plain(reader: Reader, _: Tools, reasoning_open: bool) -> Reading[None]:
+    """Reads text after optional reasoning, of models that do not support tools."""
+    yield from thoughts(reader, is_open=reasoning_open)
+    yield from reader.until((), reader.content)
+
+
+def _no_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
+    return ""
+
+
+HARMONY = Dialect("harmony", True, True, harmony.read_harmony, harmony.harmony_grammar)
+MISTRAL = Dialect("mistral", True, True, json_calls.read_mistral, json_calls.mistral_grammar)
+MISTRAL_LIST = Dialect("mistral-list", True, True, json_calls.read_mistral, json_calls.mistral_list_grammar)
+NEMOTRON = Dialect("nemotron", True, True, json_calls.read_nemotron, json_calls.nemotron_grammar)
+GLM = Dialect("glm", True, True, xml_calls.read_glm, xml_calls.glm_grammar)
+QWEN_XML = Dialect("qwen-xml", True, True, xml_calls.read_qwen, xml_calls.qwen_grammar)
+HERMES = Dialect("hermes", True, True, json_calls.read_hermes, json_calls.hermes_grammar)
+LLAMA3 = Dialect("llama3", True, True, json_calls.read_llama3, json_calls.llama3_grammar)
 # For templates without tools, or with an unknown tool format: the prompt describes the tools in the most common format.
-HERMES_IN_PROMPT = Dialect("hermes-in-prompt", False, False, hermes.parser, hermes.call_grammar)
-PLAIN = Dialect("plain", False, False, plain.parser, plain.call_grammar)
+HERMES_IN_PROMPT = Dialect("hermes-in-prompt", False, False, json_calls.read_hermes, json_calls.hermes_grammar)
+PLAIN = Dialect("plain", False, False, _read_plain, _no_grammar)
 
 # The first dialect whose patterns all match the template is chosen.
 _SIGNS: tuple[tuple[Dialect, tuple[str, ...]], ...] = (

@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 
 from services.text.parsers import lark
-from services.text.parsers.parser import Parser, ReadingParser, Tools, ToolShape, by_name
 from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.tool_schema import Tools, ToolShape
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -30,12 +30,7 @@ MAX_MARKS = 4
 MAX_PART = 128
 
 
-def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
-    """See Dialect."""
-    return ReadingParser(lambda reader: _read(reader, by_name(tools), reasoning_open))
-
-
-def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
+def harmony_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect. These models make one call at a time, optionally after reasoning."""
     names = [lark.literal(f"commentary to={_NAMESPACE}{tool.name} ") for tool in tools]
     calls = [
@@ -55,7 +50,8 @@ def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) 
     return "\n".join(["start: call_thought? call_preamble? (call_body | call_final)", final, *rules])
 
 
-def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
+def read_harmony(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
+    """See Dialect."""
     if reasoning_open:
         yield from _body(reader, thinks=True)
     while (yield from reader.peek()):

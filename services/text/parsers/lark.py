@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.text.parsers.parser import Schema, ToolShape
-from services.text.parsers.schema_types import ANY, STRING, properties, required, resolved, types
+from services.text.parsers.tool_schema import ANY, STRING, Schema, ToolShape, properties, required, resolved, types
 
 TEXT = r"CALL_TEXT: /(?s:.*)/"
 # Models learn JSON with and without these spaces. More are not allowed: at high temperatures models write only spaces.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.messages import Begun, Ready, Refused, Unusable
+from services.sandbox.child import Begun, Ready, Refused, Unusable
 from services.text.conversation import Message
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from services.errors import InvalidRequest, ModelInvalid, ModelNotReady
 from services.rpc.deadline import is_cancelled
-from services.sandbox.messages import Refused
+from services.sandbox.child import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import Message, ReasoningEffort, Tool

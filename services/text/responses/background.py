@@ -15,9 +15,7 @@ import msgspec
 from services.errors import AllmError, Internal, StoreUnavailable
 from services.rpc.deadline import keep_deadline
 from services.telemetry import metrics
-from services.text.responses.event import Event, Progress
-from services.text.responses.item import Item
-from services.text.responses.response import Failure, Response, failure_of
+from services.text.responses.response import Event, Failure, Item, Progress, Response, failure_of
 from services.text.responses.run import Run
 from services.text.responses.store import ResponseStore
 

@@ -30,9 +30,7 @@ from redis.exceptions import (
 from services.errors import StoreUnavailable
 from services.settings.setting import SettingError
 from services.text.responses import redis_scripts, store
-from services.text.responses.event import Event
-from services.text.responses.item import Item
-from services.text.responses.response import Response, Status
+from services.text.responses.response import Event, Item, Response, Status
 from services.text.responses.rows import body_of, encode, event_of, failure_of, item_of, response_of
 
 log = logging.getLogger(__name__)

@@ -1,18 +1,27 @@
-"""A response and its settings: the record that both wire formats encode and the store keeps."""
+"""A response, its settings, its items and its events: the records that both wire formats encode and the store keeps.
+
+A new field needs a default, and existing fields of items must never change. The sequence number of an event is its
+position in the stream.
+"""
 
 from __future__ import annotations
 
+import secrets
 from typing import Literal
 
 import msgspec
 
-from services.errors import AllmError
+from services.errors import AllmError, InvalidRequest
 from services.text.conversation import OutputFormat, ReasoningEffort, Tool, ToolChoice, Usage
+from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
-from services.text.responses.item import Item, ItemReference
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 RUNNING: tuple[Status, ...] = ("queued", "in_progress")
+MAX_ID = 256  # characters of an id that a caller supplies
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+MessageRole = Literal["system", "developer", "user", "assistant"]
 
 
 class OutputName(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,3 +96,127 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 def failure_of(error: AllmError) -> Failure:
     """Converts an error to the failure of a response."""
     return Failure(code=error.code, message=error.message)
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a message's content."""
+
+    text: str
+    refusal: bool = False  # True for a refusal of the assistant
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    """A message."""
+
+    id: str
+    role: MessageRole
+    content: tuple[Part, ...]
+    status: ItemStatus = "completed"
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    """The reasoning of the model."""
+
+    id: str
+    text: str
+    summary: tuple[str, ...] = ()
+    status: ItemStatus = "completed"
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    """A tool call by the model."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "completed"
+
+
+class FunctionOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    """The result of a tool call."""
+
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionOutputItem
+
+
+class ItemReference(msgspec.Struct, frozen=True, kw_only=True):
+    """A reference, in a request, to an item of a stored response."""
+
+    id: str
+
+
+def new_id(kind: Literal["resp", "msg", "rs", "fc", "fco"]) -> str:
+    """Returns a new unguessable id for a response, message, reasoning, call or call output."""
+    return f"{kind}_{secrets.token_hex(24)}"
+
+
+def given_id(given: str | None, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
+    """Returns the caller's id, or a new one if the caller gave none. Raises InvalidRequest if the id is too long."""
+    if given and len(given) > MAX_ID:
+        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
+    return given or new_id(kind)
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """The response has reached `step`; each of the last three steps ends the stream."""
+
+    step: Literal["created", "queued", "in_progress", "completed", "incomplete", "failed"]
+    response: Response
+
+
+class ItemAdded(msgspec.Struct, frozen=True, tag=True):
+    """An output item begins; it is still empty."""
+
+    index: int  # in the output
+    item: Item
+
+
+class ItemDone(msgspec.Struct, frozen=True, tag=True):
+    """An output item is complete, or was cut off."""
+
+    index: int
+    item: Item
+
+
+class PartAdded(msgspec.Struct, frozen=True, tag=True):
+    """The content of a message or of reasoning begins. Each has exactly one part here."""
+
+    index: int
+    item: Item
+
+
+class PartDone(msgspec.Struct, frozen=True, tag=True):
+    """The content of a message or of reasoning is complete; `item` holds it."""
+
+    index: int
+    item: Item
+
+
+class Delta(msgspec.Struct, frozen=True, tag=True):
+    """More text of an item: of a message, of reasoning, or of a call's arguments."""
+
+    index: int
+    kind: Literal["text", "reasoning", "arguments"]
+    item: str  # its id
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class DeltaDone(msgspec.Struct, frozen=True, tag=True):
+    """The concatenated deltas of an item."""
+
+    index: int
+    kind: Literal["text", "reasoning", "arguments"]
+    item: str
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+Event = Progress | ItemAdded | ItemDone | PartAdded | PartDone | Delta | DeltaDone

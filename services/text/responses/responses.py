@@ -23,17 +23,15 @@ from services.errors import (
 )
 from services.text import limits
 from services.text.chat import Chat
-from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.manager import TextModels
 from services.text.parsers.events import AnswerEvent
 from services.text.responses.background import Background
-from services.text.responses.event import Event, Progress
-from services.text.responses.item import Item, ItemReference, new_id
-from services.text.responses.response import Response, ResponseRequest
+from services.text.responses.response import Event, Item, ItemReference, Progress, Response, ResponseRequest, new_id
 from services.text.responses.run import Run
 from services.text.responses.store import ResponseStore
 from services.text.responses.transcript import messages_of, shortened
+from services.text.running_answer import Completion
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.text.responses.event import Event
-from services.text.responses.item import Item
-from services.text.responses.response import Failure, Response
+from services.text.responses.response import Event, Failure, Item, Response
 
 encode = msgspec.json.Encoder().encode
 response_of = msgspec.json.Decoder(Response).decode

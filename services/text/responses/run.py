@@ -1,22 +1,42 @@
-"""A running response: converts the chat core's answer to events and stores the final state."""
+"""A running response: converts the chat core's events to output items and their events, and stores the final state."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from services.errors import AllmError
-from services.text.completion import Completion
-from services.text.parsers.events import AnswerEvent
-from services.text.responses.event import Event, Progress
-from services.text.responses.output import Output
-from services.text.responses.response import Response, Status, failure_of
+from services.text.engine.messages import TokenLogprob
+from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
+from services.text.responses.response import (
+    Delta,
+    DeltaDone,
+    Event,
+    FunctionCallItem,
+    Item,
+    ItemAdded,
+    ItemDone,
+    ItemStatus,
+    MessageItem,
+    Part,
+    PartAdded,
+    PartDone,
+    Progress,
+    ReasoningItem,
+    Response,
+    Status,
+    failure_of,
+    new_id,
+)
+from services.text.running_answer import Completion
 
 Keep = Callable[[Response], Awaitable[None]]
+Kind = Literal["text", "reasoning", "arguments"]
 
 
 class Run:
@@ -88,3 +108,107 @@ class Run:
         output = tuple(self._output.items)
         ended: Response = msgspec.structs.replace(self.response, status=status, output=output, **changes)
         return ended
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that the model is writing."""
+
+    kind: Kind
+    id: str
+    call_id: str = ""
+    name: str = ""
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def item(self, status: ItemStatus) -> Item:
+        text = "".join(self.text)
+        if self.kind == "reasoning":
+            return ReasoningItem(id=self.id, text=text, status=status)
+        if self.kind == "arguments":
+            return FunctionCallItem(id=self.id, call_id=self.call_id, name=self.name, arguments=text, status=status)
+        part = Part(text=text, logprobs=tuple(self.logprobs))
+        return MessageItem(id=self.id, role="assistant", content=(part,), status=status)
+
+
+class Output:
+    """The output of one response. `items` holds the finished items."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._open: _Open | None = None
+        # Leading white space: it belongs to a message only if text follows.
+        self._held: list[TextDelta] = []
+
+    def take(self, event: AnswerEvent) -> list[Event]:
+        """Returns the events for one event of the chat core."""
+        if isinstance(event, TextDelta):
+            return self._text(event)
+        if isinstance(event, ReasoningDelta):
+            opened = self._turn_to("reasoning", "rs") if self._kind != "reasoning" else []
+            return [*opened, self._delta(event.text)]
+        if isinstance(event, CallStarted):
+            self._held.clear()
+            return self._turn_to("arguments", "fc", event.id, event.name)
+        if isinstance(event, CallArguments):
+            return [self._delta(event.text)]
+        return self.end("incomplete" if event.reason == "length" else "completed")
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """Closes the open item. An empty answer becomes an empty message, unless it was cut off."""
+        events: list[Event] = []
+        if not self.items and self._open is None and (status == "completed" or self._held):
+            events += self._turn_to("text", "msg")
+        if self._kind == "text":
+            events += self._release()
+        self._held.clear()
+        return events + self._close(status)
+
+    @property
+    def _kind(self) -> Kind | None:
+        return self._open.kind if self._open else None
+
+    def _text(self, event: TextDelta) -> list[Event]:
+        self._held.append(event)
+        if self._kind == "text":
+            return self._release()
+        if not event.text.strip():
+            return []
+        return [*self._turn_to("text", "msg"), *self._release()]
+
+    def _release(self) -> list[Event]:
+        events: list[Event] = [self._delta(held.text, held.logprobs) for held in self._held]
+        self._held.clear()
+        return events
+
+    def _turn_to(
+        self, kind: Kind, prefix: Literal["msg", "rs", "fc"], call_id: str = "", name: str = ""
+    ) -> list[Event]:
+        """Closes the open item and opens another one."""
+        events = self._close("completed")
+        opened = self._open = _Open(kind, new_id(prefix), call_id, name)
+        item = opened.item("in_progress")
+        index = len(self.items)
+        events.append(ItemAdded(index, item))
+        if kind != "arguments":
+            events.append(PartAdded(index, item))
+        return events
+
+    def _delta(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Delta:
+        opened = self._open
+        if opened is None:
+            raise AssertionError("the chat core opens a call before it emits the arguments")
+        opened.text.append(text)
+        opened.logprobs += logprobs
+        return Delta(len(self.items), opened.kind, opened.id, text, logprobs)
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        opened, self._open = self._open, None
+        if opened is None:
+            return []
+        index, item = len(self.items), opened.item(status)
+        self.items.append(item)
+        events: list[Event] = [DeltaDone(index, opened.kind, opened.id, "".join(opened.text), tuple(opened.logprobs))]
+        if opened.kind != "arguments":
+            events.append(PartDone(index, item))
+        return [*events, ItemDone(index, item)]

@@ -14,9 +14,7 @@ import msgspec
 
 from services.storage.sqlite_file import SharedSqliteFile
 from services.text.responses import rows, store
-from services.text.responses.event import Event
-from services.text.responses.item import Item
-from services.text.responses.response import Response
+from services.text.responses.response import Event, Item, Response
 
 
 class Database(SharedSqliteFile):

@@ -11,9 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from services.errors import InvalidRequest, Overloaded, ResponseNotFound
-from services.text.responses.event import Event
-from services.text.responses.item import Item
-from services.text.responses.response import Failure, Response
+from services.text.responses.response import Event, Failure, Item, Response
 
 DAY = 86_400.0
 MAX_CHAIN = 1_000  # responses that one response may continue, directly and indirectly

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from services.errors import InvalidRequest
 from services.text.conversation import Message, ToolCall
-from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, ReasoningItem
+from services.text.responses.response import FunctionCallItem, FunctionOutputItem, Item, MessageItem, ReasoningItem
 
 _GUIDING = ("system", "developer")
 

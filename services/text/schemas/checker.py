@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 from services.errors import InvalidRequest
-from services.sandbox.messages import Refused
+from services.sandbox.child import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import ChatRequest

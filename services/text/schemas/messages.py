@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.messages import Begun, Ready, Refused, Unusable
+from services.sandbox.child import Begun, Ready, Refused, Unusable
 
 OUTPUT = "response_format"  # the name of the output's schema in errors
 

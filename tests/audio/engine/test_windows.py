@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from services.audio.engine.messages import VadOptions
-from services.audio.engine.speech import FRAME
-from services.audio.engine.vad import SpeechMeter
+from services.audio.engine.vad import FRAME, SpeechMeter
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
 from services.audio.engine.windows import SpeechWindows, WholeWindows, Windows
 from tests.audio.engine.recordings import announcement, novel, silence

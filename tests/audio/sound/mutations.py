@@ -10,9 +10,9 @@ import io
 import random
 import sys
 
-from services.audio.sound.decoding import container
-from services.audio.sound.decoding.__main__ import CPU_SECONDS, MEMORY_BYTES
-from services.audio.sound.decoding.mixer import Mixer
+from services.audio.sound import container
+from services.audio.sound.__main__ import CPU_SECONDS, MEMORY_BYTES
+from services.audio.sound.mixer import Mixer
 from services.sandbox import limits
 from services.sandbox.child import Refusal
 from tests.audio.sound.sound_files import FILES, encoded

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from services.audio.sound.decoders import SoundDecoders
-from services.audio.sound.sound import Sound
+from services.audio.sound.decoders import Sound, SoundDecoders
 from services.audio.sound.source import RawSound, Upload
 from services.errors import InvalidRequest
 
@@ -60,6 +59,6 @@ def decoder_processes() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "services.audio.sound.decoding" in child.cmdline():
+            if "services.audio.sound" in child.cmdline():
                 found.append(child)
     return found

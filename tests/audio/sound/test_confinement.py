@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from services.audio.sound.decoding.__main__ import MEMORY_BYTES
+from services.audio.sound.__main__ import MEMORY_BYTES
 from tests.audio.sound.pool import Pool, decoder_processes
 
 on_modules_loop = pytest.mark.asyncio(loop_scope="module")

@@ -15,13 +15,12 @@ from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_gr
 
 from services.errors import ModelNotFound
 from services.image.api.facade import ImagesFacade
-from services.image.api.form import ImageUploads
+from services.image.api.form import ImageUploads, UploadRoom
 from services.image.api.servicer import ImageServicer
-from services.image.api.upload_room import UploadRoom
 from services.image.engine.messages import Finished, Parameters, Progress
 from services.image.image_files import ImageFiles
-from services.image.image_request import ImageRequest
 from services.image.images import Event, PictureFile, Started
+from services.image.parameters import ImageRequest
 
 MODEL = "shapes-scripted"
 LIMIT_BYTES = 100_000

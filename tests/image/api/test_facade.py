@@ -15,8 +15,8 @@ from allm.openai.v1 import image_service_pb2_grpc
 from openai import AsyncOpenAI
 
 from services.errors import InvalidRequest, Overloaded
-from services.image.image_request import Output
 from services.image.images import Event, PictureFile
+from services.image.parameters import Output
 from services.rest.openai.body import json_body
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, content, served

@@ -14,8 +14,8 @@ from allm.image.v1 import image_pb2, image_service_pb2, image_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from services.errors import InvalidRequest, Overloaded
-from services.image.image_request import Output
 from services.image.images import Event, PictureFile
+from services.image.parameters import Output
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from PIL import Image
 
 from services.errors import InvalidRequest, Overloaded, Timeout
-from services.image.pictures.coding.messages import Decode, Encode, Fit
+from services.image.pictures.messages import Decode, Encode, Fit
 from services.image.pictures.pictures import Pictures
 from services.settings.settings import load_settings
 from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header

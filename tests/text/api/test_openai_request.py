@@ -10,8 +10,8 @@ import pytest
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest
+from services.text.api import completions as openai_completions
 from services.text.api.chat import openai_request as openai_chat_request
-from services.text.api.completions import openai as openai_completions
 from services.text.api.responses import openai_request as openai_responses_request
 from services.text.engine.sampling import SamplingParams
 from tests.case import case

@@ -17,8 +17,8 @@ from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogp
 from services.text.engine.request_loop import BatchLimits
 from services.text.engine.runtime import OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
+from services.worker.loop import Pace
 from services.worker.messages import Cancel, EngineError, Refused
-from services.worker.pace import Pace
 
 END = 0
 SHOWN = 32  # tokens below are control tokens

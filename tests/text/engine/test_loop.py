@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services.text.engine.kv_cells import BLOCK
+from services.worker.loop import Pace
 from services.worker.messages import Cancel
-from services.worker.pace import Pace
 from tests.text.engine.counting import END, Counting, Loop, expected, prompt
 
 

@@ -30,8 +30,7 @@ from services.text.engine.messages import (
     TokenLogprob,
 )
 from services.text.engine.sampling import SamplingParams
-from services.text.manager import text_environ
-from services.text.vllm_environ import vllm_environ
+from services.text.manager import text_environ, vllm_environ
 from services.worker.channel import BlockingChannel
 from services.worker.messages import Cancel, Failed, Loading, Refused
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from services.text.parsers.dialect import Dialect
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
-from services.text.parsers.parser import ToolShape
+from services.text.parsers.tool_schema import ToolShape
 
 WEATHER = ToolShape(
     "get_weather",

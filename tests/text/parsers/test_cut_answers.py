@@ -9,7 +9,7 @@ import pytest
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
-from services.text.parsers.parser import ToolShape
+from services.text.parsers.tool_schema import ToolShape
 from tests.text.parsers.answers import CALLS, PARIS, TOOLS, call, merged
 
 CALLING = (

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from services.text.parsers.dialect import HERMES, QWEN_XML
-from services.text.parsers.parser import ToolShape
+from services.text.parsers.tool_schema import ToolShape
 from tests.byte_tokens import accepts
 from tests.case import case
 

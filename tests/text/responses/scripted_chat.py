@@ -12,16 +12,14 @@ import msgspec
 
 from services.errors import AllmError, ContextLengthExceeded
 from services.models.store import StoredModel
-from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.engine.messages import Piece
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import Answer
-from services.text.parsers import hermes
-from services.text.parsers.dialect import ToolShape
-from services.text.responses.item import Item, MessageItem, Part
-from services.text.responses.response import ResponseRequest, ResponseSettings
-from services.text.running_answer import Choice
+from services.text.parsers.dialect import HERMES
+from services.text.parsers.tool_schema import ToolShape
+from services.text.responses.response import Item, MessageItem, Part, ResponseRequest, ResponseSettings
+from services.text.running_answer import Choice, Completion
 from tests.text.checked_request import checked_request
 
 MODEL = "m"
@@ -68,7 +66,7 @@ class ScriptedChat:
         if len(request.messages) > self.fits:
             answer.fail(ContextLengthExceeded("too long", param="messages"))
         tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
-        completion = Completion(MODEL, [Choice(answer, hermes.parser(tools, reasoning_open=False))])
+        completion = Completion(MODEL, [Choice(answer, HERMES.parser(tools, reasoning_open=False))])
         speaking = asyncio.create_task(self._speak(answer))
         self.running += 1
         try:

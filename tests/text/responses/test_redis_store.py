@@ -16,9 +16,8 @@ import pytest
 from services.errors import Internal, StoreUnavailable
 from services.settings.setting import SettingError
 from services.text.responses import background, redis_store
-from services.text.responses.event import Delta, Progress
 from services.text.responses.redis_store import RedisResponseStore
-from services.text.responses.response import Response, ResponseSettings
+from services.text.responses.response import Delta, Progress, Response, ResponseSettings
 from services.text.responses.responses import Responses
 from services.text.responses.store import DAY, STALE_SECONDS
 from tests.redis_server import PASSWORD, RedisServer

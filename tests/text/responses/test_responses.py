@@ -19,9 +19,15 @@ from services.errors import (
     Unsupported,
 )
 from services.text.conversation import Tool
-from services.text.responses.event import Delta, Event, Progress
-from services.text.responses.item import FunctionCallItem, ItemReference, MessageItem
-from services.text.responses.response import Response
+from services.text.responses.response import (
+    Delta,
+    Event,
+    FunctionCallItem,
+    ItemReference,
+    MessageItem,
+    Progress,
+    Response,
+)
 from services.text.responses.responses import Responses
 from tests.text.responses.scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, ScriptedModels, request, said
 from tests.text.responses.store_clock import OpenStore

@@ -13,9 +13,16 @@ from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.responses import store as limits
-from services.text.responses.event import Delta
-from services.text.responses.item import FunctionCallItem, FunctionOutputItem, MessageItem, Part, ReasoningItem
-from services.text.responses.response import Response, ResponseSettings
+from services.text.responses.response import (
+    Delta,
+    FunctionCallItem,
+    FunctionOutputItem,
+    MessageItem,
+    Part,
+    ReasoningItem,
+    Response,
+    ResponseSettings,
+)
 from services.text.responses.store import DAY, MAX_BACKGROUND, STALE_SECONDS, ResponseStore
 from tests.text.responses.scripted_chat import said
 from tests.text.responses.store_clock import START, Clock, OpenStore

@@ -8,7 +8,14 @@ import pytest
 
 from services.errors import InvalidRequest
 from services.text.conversation import Message, ToolCall
-from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
+from services.text.responses.response import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    Item,
+    MessageItem,
+    Part,
+    ReasoningItem,
+)
 from services.text.responses.transcript import messages_of, shortened
 from tests.case import case
 from tests.text.responses.scripted_chat import said

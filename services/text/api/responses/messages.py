@@ -7,23 +7,32 @@ import json
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
 from services.errors import InvalidRequest
-from services.text.api.chat.messages import logprob_messages, timestamp, usage_message
+from services.text.api.chat.servicer import logprob_messages, timestamp, usage_message
 from services.text.conversation import Tool
 from services.text.engine.sampling import SamplingParams
-from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
-from services.text.responses.item import (
+from services.text.responses.response import (
+    Delta,
+    DeltaDone,
+    Event,
     FunctionCallItem,
     FunctionOutputItem,
     Item,
+    ItemAdded,
+    ItemDone,
     ItemReference,
     ItemStatus,
     MessageItem,
     MessageRole,
     Part,
+    PartAdded,
+    PartDone,
+    Progress,
     ReasoningItem,
+    Response,
+    ResponseSettings,
+    Status,
     given_id,
 )
-from services.text.responses.response import Response, ResponseSettings, Status
 
 _STATUSES: dict[Status, response_pb2.ResponseStatus.ValueType] = {
     "queued": response_pb2.RESPONSE_STATUS_QUEUED,

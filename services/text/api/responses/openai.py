@@ -13,9 +13,21 @@ from services.rest.openai import sse
 from services.text.api.chat.openai import token_objects
 from services.text.api.responses.openai_tools import choice_object, format_object, tool_object
 from services.text.conversation import Usage
-from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, Progress
-from services.text.responses.item import FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
-from services.text.responses.response import Response
+from services.text.responses.response import (
+    Delta,
+    DeltaDone,
+    Event,
+    FunctionOutputItem,
+    Item,
+    ItemAdded,
+    ItemDone,
+    MessageItem,
+    Part,
+    PartAdded,
+    Progress,
+    ReasoningItem,
+    Response,
+)
 
 # Our error codes as OpenAI's codes, which are few.
 _ERROR_CODES = {

@@ -9,7 +9,7 @@ import msgspec
 
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
-from services.text.responses.item import (
+from services.text.responses.response import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,

@@ -16,10 +16,21 @@ from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.events import CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
-from services.text.responses.event import Event, Progress
-from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
-from services.text.responses.output import Output
-from services.text.responses.response import Failure, OutputName, Response, ResponseSettings
+from services.text.responses.response import (
+    Event,
+    Failure,
+    FunctionCallItem,
+    FunctionOutputItem,
+    Item,
+    MessageItem,
+    OutputName,
+    Part,
+    Progress,
+    ReasoningItem,
+    Response,
+    ResponseSettings,
+)
+from services.text.responses.run import Output
 from tests.response_fields import REQUIRED
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

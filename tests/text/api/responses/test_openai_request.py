@@ -20,16 +20,17 @@ from services.text.api.responses.openai import item_object
 from services.text.api.responses.openai_request import ResponseBody, read_request
 from services.text.conversation import OutputFormat, ToolChoice
 from services.text.engine.sampling import SamplingParams
-from services.text.responses.item import (
+from services.text.responses.response import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,
     ItemReference,
     MessageItem,
+    OutputName,
     Part,
     ReasoningItem,
+    ResponseSettings,
 )
-from services.text.responses.response import OutputName, ResponseSettings
 from tests.case import case
 
 # Hints at caching, which change no answer.

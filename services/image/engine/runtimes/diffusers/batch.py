@@ -1,18 +1,23 @@
-"""One batch, from prompts to pixels, in the pipeline's own loop, with a callback after every step and early exit."""
+"""One batch, from prompts to pixels, in the pipeline's own loop, with a callback after every step and early exit.
+
+Previews decode latents early, from the scheduler's estimate of the final latents.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
 
 from services.image.engine.messages import Draft, Parameters
 from services.image.engine.runtime import AfterStep
-from services.image.engine.runtimes.diffusers.latents import Guess, decode, pixels_of
 
 # Pipelines whose loops keep the state of a row only in these tensors, the scheduler and the list of generators: rows
 # that are no longer wanted can leave the batch. Other pipelines compute such rows to the end and discard them.
@@ -136,3 +141,73 @@ def _kept(tensor: Tensor, places: Sequence[int], rows: int) -> Tensor:
     """Selects rows of a tensor that holds all rows once, or twice: without the prompt, then with it."""
     halves = tensor.chunk(tensor.shape[0] // rows)
     return torch.cat([half[list(places)] for half in halves])
+
+
+def pixels_of(images: npt.NDArray[np.float32]) -> list[bytes]:
+    """Converts images [n, height, width, 3] from 0 to 1 to RGB, rounded as diffusers does for files."""
+    return [image.tobytes() for image in (images * 255).round().astype("uint8")]
+
+
+class Guess:
+    """Wraps a scheduler's `step`. `latest` is its estimate of the final latents, None if it gives none."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.latest: Tensor | None = None
+        self._scheduler = scheduler
+        step = scheduler.step
+
+        @functools.wraps(step)  # pipelines inspect its signature
+        def listening(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+            whole = kwargs.pop("return_dict", True)
+            result = step(model_output, timestep, sample, *args, return_dict=True, **kwargs)
+            self.latest = self._guess(result, model_output, sample)
+            return result if whole else (result.prev_sample,)
+
+        scheduler.step = listening
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows; the others have left the batch."""
+        if self.latest is not None:
+            self.latest = self.latest[list(rows)]
+
+    def _guess(self, result: Any, model_output: Tensor, sample: Tensor) -> Tensor | None:
+        scheduler = self._scheduler
+        found = getattr(result, "pred_original_sample", None)
+        if found is None and type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler":
+            sigma = scheduler.sigmas[scheduler.step_index - 1]
+            found = sample - sigma.to(sample.device, sample.dtype) * model_output
+        if found is None and getattr(scheduler.config, "algorithm_type", "") == "dpmsolver++":
+            found = scheduler.model_outputs[-1]
+        if found is None and getattr(scheduler.config, "predict_x0", False):
+            found = scheduler.model_outputs[-1]
+        return found if isinstance(found, Tensor) and found.shape == sample.shape else None
+
+
+def decode(pipeline: Any, latents: Tensor, width: int, height: int) -> list[bytes]:
+    """Decodes latents to RGB as the pipeline itself does at the end; empty if their kind is unknown."""
+    vae = pipeline.vae
+    if latents.ndim == 3 and hasattr(pipeline, "_unpack_latents"):
+        latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
+    if latents.ndim != 4 or not hasattr(pipeline, "image_processor"):
+        return []
+    config = vae.config
+    latents = latents.to(vae.dtype)
+    mean, deviation = config.get("latents_mean"), config.get("latents_std")
+    if mean is not None and deviation is not None:
+        latents = latents * _per_channel(deviation, latents) / config.scaling_factor + _per_channel(mean, latents)
+    else:
+        latents = latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
+    upcast = vae.dtype == torch.float16 and config.get("force_upcast", False)
+    if upcast:  # this VAE overflows in half precision
+        vae.to(dtype=torch.float32)
+        latents = latents.float()
+    try:
+        images = vae.decode(latents, return_dict=False)[0]
+    finally:
+        if upcast:
+            vae.to(dtype=torch.float16)
+    return pixels_of(pipeline.image_processor.postprocess(images, output_type="np"))
+
+
+def _per_channel(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype).view(1, -1, 1, 1)

@@ -22,9 +22,8 @@ from services.image.engine.runtimes.diffusers.batch import PipelineBatch
 from services.image.engine.runtimes.diffusers.index import PipelineIndex, read_index
 from services.image.engine.runtimes.diffusers.loras import add_loras
 from services.image.engine.runtimes.diffusers.placement import Offload, Placement, device_of, dtype_of
-from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
-from services.image.engine.runtimes.diffusers.traits import Traits
+from services.image.engine.runtimes.diffusers.traits import Prompts, Traits
 from services.worker.messages import EngineError, is_out_of_memory
 
 # Optional components, each with a tensor that marks its presence in a file: Stable Diffusion 3 was published with and

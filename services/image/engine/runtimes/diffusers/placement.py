@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from services.image.engine.batch_size import CPU_PIXELS, SPARE, batch_images
+from services.image.engine.limits import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions, Sizes
 from services.worker.messages import EngineError
 

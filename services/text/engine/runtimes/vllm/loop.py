@@ -15,8 +15,8 @@ from services.text.engine.runtime import Sampled
 from services.text.engine.runtimes.vllm.core import CoreRequest, CoreStep
 from services.text.engine.runtimes.vllm.model import VllmModel
 from services.text.engine.sequence import Sequence
+from services.worker.loop import Pace
 from services.worker.messages import EngineError
-from services.worker.pace import Pace
 
 
 class VllmLoop(RequestLoop):

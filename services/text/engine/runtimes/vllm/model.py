@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from vllm import SamplingParams as VllmParams
 
 from services.text.engine.constraint import Constraint
 from services.text.engine.kv_cells import cache_cells, context_size
@@ -23,17 +25,17 @@ from services.text.engine.runtimes.torch.vocabulary import (
 from services.text.engine.runtimes.vllm.arguments import eager, engine_arguments
 from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configured
 from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
-from services.text.engine.runtimes.vllm.parameters import vllm_params
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.token_budget import step_pace
+from services.worker.loop import Pace
 from services.worker.messages import EngineError, is_out_of_memory
-from services.worker.pace import Pace
 
 GPU_SHARE = 0.85  # share of the free GPU memory to use with `kv_tokens=0`
 LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 # The text around the reason in errors of vLLM's configuration.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
 _MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
+MOST_BIASES = 1024  # tokens that vLLM's sampler has room for
 
 
 class VllmModel(VocabularySpeaker):
@@ -137,3 +139,43 @@ def _explained(what: str) -> Iterator[None]:
         elif isinstance(error, NotImplementedError) or "support" in reason.lower():
             code = "UNSUPPORTED"
         raise EngineError(code, f"{what}: {reason}") from error
+
+
+def vllm_params(params: SamplingParams, ends: Collection[int], most: int, logprobs: int | None) -> VllmParams:
+    """Converts sampling parameters. `ends`: tokens that end a turn; `most`: maximum tokens; `logprobs`: as in Submit.
+
+    Raises:
+        EngineError: INVALID_REQUEST if vLLM does not support the parameters.
+    """
+    if len(params.logit_bias) > MOST_BIASES:
+        raise EngineError("INVALID_REQUEST", f"logit_bias has more than {MOST_BIASES} tokens", "logit_bias")
+    given: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": _signed(params.seed),
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repeat_penalty,
+        "logit_bias": dict(params.logit_bias) or None,
+        "max_tokens": most,
+        "stop_token_ids": sorted(ends),
+        "min_tokens": most if params.ignore_eos else 0,  # no end is sampled before
+        "logprobs": logprobs,
+        "detokenize": False,
+        # A cached prefix changes the rounding of sums, but runs with a seed must be equal.
+        "skip_reading_prefix_cache": params.seed is not None,
+    }
+    try:
+        return VllmParams(**given)
+    except ValueError as error:
+        raise EngineError("INVALID_REQUEST", f"vLLM refuses the request: {error}") from error
+
+
+def _signed(seed: int | None) -> int | None:
+    """Converts a seed to vLLM's signed 64 bits. Avoids -1, which vLLM treats as no seed."""
+    if seed is None:
+        return None
+    signed = seed - 2**64 if seed >= 2**63 else seed
+    return -2 if signed == -1 else signed

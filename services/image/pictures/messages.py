@@ -1,0 +1,74 @@
+"""Messages between the image service and a codec process, which handles one file at a time.
+
+The service sends `Allow` once, then orders, `Decode` or `Encode`. The codec answers each with `Begun`, then with
+`Decoded`, `Encoded` or `Refused`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.sandbox.child import Begun, Ready, Refused, Unusable
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """First message to a codec: the size limit of pictures. The codec's memory limit follows from it."""
+
+    max_pixels: int  # width x height
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The size constraints for a picture."""
+
+    width: int  # the exact size, or a size with the desired number of pixels
+    height: int
+    exact: bool  # use this width and height; else the picture keeps its shape as closely as possible
+    multiple_of: int = 1  # of each side
+    min_side: int = 1
+    max_side: int = 1 << 16
+    max_pixels: int = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """An uploaded file and an optional mask."""
+
+    image: bytes
+    mask: bytes = b""  # empty: none
+    fit: Fit
+    own_mask: bool  # use the image's transparent areas as the mask, if it has no other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encode:
+    """A picture to write."""
+
+    width: int
+    height: int
+    pixels: bytes  # rows of RGB uint8
+    kind: str  # png, jpeg or webp
+    quality: int  # 0 to 100, of jpeg and webp
+    texts: dict[str, str]  # metadata of a PNG; other formats get none
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The decoded picture, upright and scaled."""
+
+    width: int
+    height: int
+    pixels: bytes  # rows of RGB uint8
+    mask: bytes | None  # rows of uint8: 255 where the image is drawn over, 0 elsewhere; None: everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An encoded file."""
+
+    data: bytes
+
+
+ToCodec = Allow | Decode | Encode
+FromCodec = Ready | Unusable | Begun | Decoded | Encoded | Refused

@@ -1,0 +1,207 @@
+"""POST /v1/completions, OpenAI's legacy Completions: reads and checks requests, builds responses and chunks.
+
+Reference: https://platform.openai.com/docs/api-reference/completions. A parameter of OpenAI's API that allm does not
+support is rejected by name. The extensions are those of Chat Completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.api import httpbody_pb2
+
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body, sse
+from services.rest.openai.body import json_body
+from services.rpc.call import Call
+from services.text import limits
+from services.text.api.chat.openai import usage_object
+from services.text.api.chat.openai_request import StreamOptions
+from services.text.api.openai_request import SamplingBody, refuse_others, sampling_of
+from services.text.completions import CompletionRequest, Completions, Prompt
+from services.text.conversation import Usage
+from services.text.engine.messages import TokenLogprob
+from services.text.manager import TextModels
+from services.text.parsers.events import Finished, TextDelta
+from services.text.running_answer import AnswerContent, Completion
+
+DEFAULT_TOKENS = 16  # OpenAI's default of `max_tokens`
+MAX_PROMPTS = 128
+MAX_ANSWERS = 128  # prompts times choices
+MAX_LOGPROBS = 5
+
+
+class LegacyRequest(SamplingBody, kw_only=True):
+    """The body of POST /v1/completions. The last group of fields is declared only to be rejected."""
+
+    model: str
+    prompt: str | list[str | int | list[int]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    n: int | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    suffix: str | None = None
+
+
+def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionRequest]:
+    """Reads and checks a request. Returns the decoded body and the core's request.
+
+    Raises:
+        InvalidRequest: a type or value is wrong; the error names the parameter.
+        Unsupported: a parameter is not supported; the error names it.
+    """
+    request = body.decode(raw, LegacyRequest)
+    if request.suffix:
+        raise Unsupported("'suffix' is not supported: models continue a text, they do not fill in.", param="suffix")
+    options = request.stream_options or StreamOptions()
+    refuse_others([("stream_options.include_obfuscation", options.include_obfuscation, (False,))])
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+    if not request.model:
+        raise InvalidRequest("Missing required parameter: 'model'.", param="model")
+    choices = 1 if request.n is None else request.n
+    prompts = _prompts(request.prompt)
+    if not 1 <= choices * len(prompts) <= MAX_ANSWERS:
+        message = f"'n' times the prompts must be 1 to {MAX_ANSWERS}, not {choices * len(prompts)}."
+        raise InvalidRequest(message, param="n")
+    if request.best_of not in (None, choices):
+        raise Unsupported("'best_of' other than 'n' is not supported.", param="best_of")
+    _check_logprobs(request)
+    sampling = sampling_of(
+        request, DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens, request.logit_bias
+    )
+    limits.check_sampling(sampling)
+    return request, CompletionRequest(
+        model=request.model, prompts=prompts, sampling=sampling, choices=choices, logprobs=request.logprobs
+    )
+
+
+def _prompts(prompt: str | list[str | int | list[int]] | None) -> tuple[Prompt, ...]:
+    if prompt is None:
+        raise InvalidRequest("Missing required parameter: 'prompt'.", param="prompt")
+    if isinstance(prompt, str):
+        return (prompt,)
+    if prompt and all(isinstance(token, int) for token in prompt):
+        return ([token for token in prompt if isinstance(token, int)],)
+    if not prompt or any(isinstance(part, int) or not part for part in prompt):
+        raise InvalidRequest("'prompt' must be a text, tokens, or a list of either; none empty.", param="prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"'prompt' has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed.", param="prompt")
+    return tuple(part for part in prompt if not isinstance(part, int))
+
+
+def _check_logprobs(request: LegacyRequest) -> None:
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+        message = f"'logprobs' must be 0 to {MAX_LOGPROBS}, not {request.logprobs}."
+        raise InvalidRequest(message, param="logprobs")
+    if request.echo and request.logprobs is not None:
+        raise Unsupported("'echo' with 'logprobs' is not supported: a prompt's are not computed.", param="echo")
+
+
+class LegacyWriter:
+    """Builds the `text_completion` objects of one request: one complete object, or the chunks of a stream."""
+
+    def __init__(self, head: dict[str, Any], *, logprobs: bool, include_usage: bool = False) -> None:
+        self._head = {
+            "id": head["id"],
+            "object": "text_completion",
+            "created": head["created"],
+            "model": head["model"],
+            "system_fingerprint": None,
+        }
+        self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._logprobs = logprobs
+        self._offsets: dict[int, int] = {}  # characters sent so far, by choice
+
+    def whole(self, answers: Sequence[AnswerContent], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
+        """Builds one object with all choices; `echoes` precede their texts."""
+        choices = [
+            self._choice(index, echo + answer.text, answer.logprobs, answer.finish)
+            for index, (answer, echo) in enumerate(zip(answers, echoes, strict=True))
+        ]
+        return {**self._head, "choices": choices, "usage": usage_object(usage)}
+
+    def chunk(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] = (), finish: str | None = None
+    ) -> dict[str, Any]:
+        """Builds a chunk with more text of a choice, or with its end."""
+        return {**self._head, "choices": [self._choice(index, text, logprobs, finish)], **self._tail}
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """Builds the final usage chunk, sent only if requested."""
+        return {**self._head, "choices": [], "usage": usage_object(usage)}
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], finish: str | None) -> dict[str, Any]:
+        logprobs = self._logprobs_object(index, tokens) if self._logprobs and tokens else None
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs_object(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offsets, at = [], self._offsets.get(index, 0)
+        for token in tokens:
+            offsets.append(at)
+            at += len(_text(token.piece))
+        self._offsets[index] = at
+        return {
+            "tokens": [_text(token.piece) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{_text(piece): logprob for piece, logprob in token.top} for token in tokens],
+            "text_offset": offsets,
+        }
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode(errors="replace")
+
+
+async def create_completion(
+    models: TextModels, completions: Completions, raw: httpbody_pb2.HttpBody, call: Call
+) -> None:
+    """Sends one JSON body, or server-sent events if the request sets `stream`."""
+    body, request = read_request(raw)
+    stored = await models.find(request.model)
+    call.model = stored.id
+    async with completions.complete(stored, request, call.client) as completion:
+        head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        writer = LegacyWriter(head, logprobs=request.logprobs is not None, include_usage=include_usage)
+        if body.stream:
+            await _stream(completion, writer, request if body.echo else None, include_usage, call)
+        else:
+            await completion.whole()
+            answers = [choice.content for choice in completion.choices]
+            echoes = [_echo(request, completion, index) if body.echo else "" for index in range(len(answers))]
+            await call.send(json_body(writer.whole(answers, echoes, completion.usage)))
+        call.facts["usage"] = completion.usage.facts
+
+
+async def _stream(
+    completion: Completion, writer: LegacyWriter, echoed: CompletionRequest | None, include_usage: bool, call: Call
+) -> None:
+    begun: set[int] = set()
+    while not completion.finished:
+        events: list[dict[str, Any]] = []
+        for index, event in await completion.ready():
+            if index not in begun:
+                begun.add(index)
+                if echoed and (echo := _echo(echoed, completion, index)):
+                    events.append(writer.chunk(index, echo))
+            if isinstance(event, TextDelta):
+                events.append(writer.chunk(index, event.text, event.logprobs))
+            elif isinstance(event, Finished):
+                events.append(writer.chunk(index, "", finish=event.reason))
+        if completion.finished and include_usage:
+            events.append(writer.usage(completion.usage))
+        end = (sse.DONE,) if completion.finished else ()
+        await call.send(sse.body((*map(sse.data, events), *end)))
+
+
+def _echo(request: CompletionRequest, completion: Completion, index: int) -> str:
+    """Returns a choice's prompt as text. The choice must have begun: the worker decodes prompts given as tokens."""
+    prompt = request.prompts[index // request.choices]
+    return prompt if isinstance(prompt, str) else completion.choices[index].prompt

@@ -1,0 +1,127 @@
+"""Embeddings: OpenAI's POST /v1/embeddings, whose response is built in pieces, and allm.text.v1.EmbeddingService.
+
+Reference: https://platform.openai.com/docs/api-reference/embeddings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+
+import msgspec
+from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.errors import InvalidRequest
+from services.rest.openai import body
+from services.rest.openai.body import JSON
+from services.rpc.call import Call, typed
+from services.text.embeddings import Embedding, EmbeddingRequest, Embeddings, Input, check, numbers
+from services.text.manager import TextModels
+
+PIECE_BYTES = 256 * 1024  # a long body is sent in pieces of this size, so that other requests run in between
+_FORMATS = ("float", "base64")
+_encode = msgspec.json.Encoder().encode
+AT_ONCE = 64  # vectors added to a message before the event loop runs other requests
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """The body of POST /v1/embeddings. `user` is accepted and has no effect."""
+
+    model: str
+    input: str | list[str | int | list[int]] | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+def read_request(raw: httpbody_pb2.HttpBody) -> tuple[EmbeddingsRequest, EmbeddingRequest]:
+    """Reads a request. Returns the decoded body and the core's request. Raises InvalidRequest, naming the parameter."""
+    request = body.decode(raw, EmbeddingsRequest)
+    if request.encoding_format not in (None, *_FORMATS):
+        message = f"'encoding_format' must be {' or '.join(_FORMATS)}, not {request.encoding_format[:40]!r}."
+        raise InvalidRequest(message, param="encoding_format")
+    inputs, param = _inputs(request.input)
+    embedding_request = EmbeddingRequest(model=request.model, inputs=inputs, dimensions=request.dimensions, param=param)
+    check(embedding_request)
+    return request, embedding_request
+
+
+def _inputs(given: str | list[str | int | list[int]] | None) -> tuple[tuple[Input, ...], str]:
+    """Returns the inputs, and the parameter name that errors use for one of them."""
+    if given is None:
+        raise InvalidRequest("Missing required parameter: 'input'.", param="input")
+    if isinstance(given, str):
+        return (given,), "input"
+    tokens = [part for part in given if isinstance(part, int)]
+    if tokens and len(tokens) == len(given):
+        return (tokens,), "input"
+    inputs = tuple(part for part in given if not isinstance(part, int))
+    if tokens or len({type(part) for part in inputs}) > 1:
+        raise InvalidRequest("'input' must be a text, tokens, a list of texts or a list of tokens.", param="input")
+    return inputs, "input[]"
+
+
+def body_pieces(embedding: Embedding, encoding: str | None) -> Iterator[bytes]:
+    """Yields the response body in pieces of at least PIECE_BYTES."""
+    piece = bytearray(b'{"object":"list","data":[')
+    for index, vector in enumerate(embedding.vectors):
+        encoded = base64.b64encode(vector).decode() if encoding == "base64" else numbers(vector)
+        piece += b"," * (index > 0) + _encode({"object": "embedding", "index": index, "embedding": encoded})
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    usage = {"prompt_tokens": embedding.tokens, "total_tokens": embedding.tokens}
+    yield bytes(piece + b'],"model":' + _encode(embedding.model_id) + b',"usage":' + _encode(usage) + b"}")
+
+
+async def create_embedding(models: TextModels, embeddings: Embeddings, raw: httpbody_pb2.HttpBody, call: Call) -> None:
+    """Sends one JSON body in pieces."""
+    body, request = read_request(raw)
+    stored = await models.find(request.model)
+    call.model = stored.id
+    embedding = await embeddings.embed(stored, request, call.client)
+    call.facts["usage"] = {"inputs": len(request.inputs), "prompt": embedding.tokens}
+    for piece in body_pieces(embedding, body.encoding_format):
+        await call.send(httpbody_pb2.HttpBody(content_type=JSON, data=piece))
+
+
+class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
+    """The typed embeddings API."""
+
+    def __init__(self, models: TextModels, embeddings: Embeddings) -> None:
+        self._models = models
+        self._embeddings = embeddings
+
+    @typed(operation="embeddings")
+    async def CreateEmbeddings(  # noqa: N802
+        self, request: embedding_service_pb2.CreateEmbeddingsRequest, call: Call
+    ) -> embedding_service_pb2.CreateEmbeddingsResponse:
+        """Computes embedding vectors of the inputs."""
+        embedding_request = EmbeddingRequest(
+            model=request.model,
+            inputs=tuple(_typed_input(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)),
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            param="inputs[]",
+        )
+        check(embedding_request)
+        stored = await self._models.find(embedding_request.model)
+        call.model = stored.id
+        embedding = await self._embeddings.embed(stored, embedding_request, call.client)
+        call.facts["usage"] = {"inputs": len(embedding_request.inputs), "prompt": embedding.tokens}
+        response = embedding_service_pb2.CreateEmbeddingsResponse(
+            model=embedding.model_id, input_tokens=embedding.tokens
+        )
+        for index, vector in enumerate(embedding.vectors):
+            response.embeddings.add(index=index).vector.extend(numbers(vector))
+            if index % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return response
+
+
+def _typed_input(message: embedding_pb2.EmbeddingInput, param: str) -> Input:
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest(f"'{param}' has no input set.", param=param)
+    return message.text if kind == "text" else list(message.tokens.ids)
