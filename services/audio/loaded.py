@@ -30,8 +30,9 @@ from services.settings.settings import AudioSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
 from services.worker.model_in_worker import ModelInWorker
-from services.worker.pending import Pending, RequestLimits
+from services.worker.pending import Pending
 from services.worker.process import WorkerProcess
+from services.worker.request_queue import RequestLimits
 
 SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; further sound waits
 SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that holds them owes a step

@@ -27,8 +27,9 @@ from services.settings.settings import ImageSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import IMAGES, INPUT_TOKENS, STEPS
 from services.worker.model_in_worker import ModelInWorker
-from services.worker.pending import Pending, RequestLimits
+from services.worker.pending import Pending
 from services.worker.process import WorkerProcess
+from services.worker.request_queue import RequestLimits
 
 TILE = 16  # pixels: the side of an image token
 

@@ -7,65 +7,28 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import Any, ClassVar, Generic, TypeVar
 
 from services.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
-from services.rpc.deadline import Deadline, caller_deadline
+from services.rpc.deadline import caller_deadline
 from services.telemetry import metrics, tracing
 from services.telemetry.figures import EVENTS
 from services.telemetry.metrics import ModelPart
 from services.worker.messages import Cancel, Phase, Refused, Stop
-from services.worker.pending import Pending, RequestLimits
+from services.worker.pending import Pending
 from services.worker.process import WorkerDied, WorkerProcess
+from services.worker.request_queue import RequestLimits, RequestQueue
 from services.worker.watchdog import Watchdog
 
-KEPT = 64  # most recent completions that the rate is computed from
-LEAST = 3  # completions needed for a rate
 log = logging.getLogger(__name__)
 JUST = 1.0  # seconds after its start in which a request may still be unread when the worker dies
 CLOSE_SECONDS = 1.0  # how long `close` waits for the requests of a dead worker to get the reason
 RETRY_SECONDS = 1.0  # retry_after while a new worker starts
-LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's ignore longer ones
-# A request is admitted only if its deadline is this many times the estimated wait: a request that times out shortly
-# before its end has cost as much as an answer.
-MARGIN = 1.5
 P = TypeVar("P", bound=Pending)
 M = TypeVar("M")
-
-
-class CompletionRate:
-    """The completed requests of a worker, on a clock that stops while the worker has free slots.
-
-    Otherwise a quiet hour, or a single client of a worker with many slots, would make a fast worker look slow.
-    """
-
-    def __init__(self, concurrency: int) -> None:
-        """`concurrency`: requests that run concurrently."""
-        self._concurrency = concurrency
-        self._ends: deque[float] = deque(maxlen=KEPT)  # on the clock
-        self._clock = 0.0  # seconds
-        self._since: float | None = None  # when the clock was started; None: it is stopped
-
-    def count(self, requests: int, *, ended: bool = False) -> None:
-        """Sets the number of current requests; `ended`: one has just completed."""
-        now = self._read()
-        if ended and self._since is not None:
-            self._ends.append(now)
-        self._clock, self._since = now, time.monotonic() if requests >= self._concurrency else None
-
-    def seconds_for(self, requests: int) -> float | None:
-        """Estimates the seconds that this many requests take to complete; None while there is no rate."""
-        if len(self._ends) < LEAST:
-            return None
-        span = self._read() - self._ends[0]
-        return requests * span / (len(self._ends) - 1)
-
-    def _read(self) -> float:
-        return self._clock + (time.monotonic() - self._since if self._since is not None else 0.0)
 
 
 class ModelInWorker(ABC, Generic[P, M]):
@@ -82,11 +45,10 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._model_id = model_id
         self._worker = worker
         self._limits = limits
-        self._requests: dict[int, P] = {}
+        self._requests: RequestQueue[P] = RequestQueue(model_id, limits)
         self._ids = itertools.count(1)
         self._stalled = False
         self._closed = False
-        self._rate = CompletionRate(limits.running)
         self._counts = (0, 0)  # running and waiting requests, from the worker's last report
         self._part = ModelPart(model_id)
         self._part.set(metrics.LOADED, 1)
@@ -135,7 +97,10 @@ class ModelInWorker(ABC, Generic[P, M]):
             Timeout: the caller's deadline has passed.
         """
         deadline = caller_deadline()
-        self._admit(deadline, pending.caller)
+        if not self.alive:
+            raise ModelNotReady(f"the worker of {self._model_id} just ended; try again", retry_after=RETRY_SECONDS)
+        if (displaced := self._requests.admit(pending.caller, deadline)) is not None:
+            self._worker.send(Cancel(displaced))
         seconds = self._limits.seconds
         variable = self._limits.seconds_variable
         pending.late = Timeout(f"the request took longer than {seconds:g} seconds ({variable})")
@@ -146,7 +111,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         request = next(self._ids)
         timer = asyncio.get_running_loop().call_later(seconds, self._expire, request)
         self._requests[request] = pending
-        self._rate.count(len(self._requests))
+        self._requests.count()
         self._set_gauges(*self._counts)
         try:
             self._worker.send(message(request))
@@ -155,59 +120,10 @@ class ModelInWorker(ABC, Generic[P, M]):
             timer.cancel()
             if self._requests.pop(request, None) and self.alive:
                 self._worker.send(Cancel(request))
-            self._rate.count(len(self._requests), ended=pending.finished and not pending.failed)
+            self._requests.count(ended=pending.finished and not pending.failed)
             if tracing.tracer:
                 tracing.record_phases(pending.phases, pending.ended, pending.counts, pending.problem)
             self._set_gauges(*self._counts)
-
-    def _admit(self, deadline: Deadline | None, caller: str) -> None:
-        """Raises the error with which a new request must be refused, if any."""
-        limits = self._limits
-        if not self.alive:
-            raise ModelNotReady(f"the worker of {self._model_id} just ended; try again", retry_after=RETRY_SECONDS)
-        present = len(self._requests)
-        if present >= limits.running + limits.queue and not self._displace(caller):
-            raise self._busy()
-        if deadline is None or present < limits.running:
-            return
-        wait = self._rate.seconds_for(present + 1)
-        if wait is not None and wait * MARGIN > deadline.remaining:
-            message = (
-                f"{self._model_id} is busy: an answer would take about {wait:.0f} seconds, too long for the request's "
-                f"deadline in {max(0.0, deadline.remaining):.0f}"
-            )
-            raise Overloaded(message, retry_after=self._retry_after())
-
-    def _displace(self, caller: str) -> bool:
-        """Refuses the latest waiting request of the caller that has most requests, so that another caller's fits.
-
-        Returns False if `caller` has about as many itself. So a lone caller may fill the queue, and two share it.
-        """
-        counts = Counter(each.caller for each in self._requests.values())
-        ((most, count),) = counts.most_common(1)
-        if count <= counts[caller] + 1:
-            return False
-        for request, pending in reversed(self._requests.items()):
-            if pending.caller == most and pending.waits:
-                pending.fail(self._busy())
-                del self._requests[request]
-                self._worker.send(Cancel(request))
-                return True
-        return False
-
-    def _busy(self) -> Overloaded:
-        limits = self._limits
-        count = f"{limits.running} requests run and {limits.queue} wait ({limits.queue_variable})"
-        return Overloaded(f"{self._model_id} is busy: {count}", retry_after=self._retry_after())
-
-    def _retry_after(self) -> float:
-        """Seconds until half of the current requests have completed, at the current rate. Until there is a rate, they
-        are assumed to need as long again as the oldest has taken so far.
-        """
-        wait = self._rate.seconds_for(max(1, len(self._requests) // 2))
-        if wait is None:
-            wait = time.monotonic() - min((each.started for each in self._requests.values()), default=0.0)
-        return min(wait, LONGEST_RETRY_SECONDS)
 
     # --- messages from the worker
 
@@ -252,7 +168,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         elif pending := self._requests.pop(message.request, None):
             error = from_code(message.code, message.message, message.param)
             if isinstance(error, Overloaded):
-                error.retry_after = self._retry_after()
+                error.retry_after = self._requests.retry_after()
             late = pending.late if isinstance(error, Timeout) else None
             pending.fail(late or error)
 
@@ -285,9 +201,8 @@ class ModelInWorker(ABC, Generic[P, M]):
 
     def _end(self, how: str) -> None:
         """Ends all requests. Those that the worker has probably not read yet get a retryable error."""
-        requests, self._requests = self._requests, {}
         now = time.monotonic()
-        for pending in requests.values():
+        for pending in self._requests.take_all():
             if pending.begun or now - pending.started > JUST:
                 pending.fail(Internal(how))
             else:
@@ -299,6 +214,5 @@ class ModelInWorker(ABC, Generic[P, M]):
         how = f"{self._model_id} made no progress for {limit:g} seconds (ALLM_STALL_SECONDS) and was ended"
         self._stalled, self.problem = True, Timeout(how)
         self._worker.kill()
-        requests, self._requests = self._requests, {}
-        for pending in requests.values():
+        for pending in self._requests.take_all():
             pending.fail(Timeout(how))

@@ -1,11 +1,10 @@
-"""The service's state of a request to a worker, and the limits of such requests."""
+"""The service's state of a request to a worker."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from services.auth.caller import current_caller
 from services.errors import AllmError
@@ -15,18 +14,6 @@ from services.worker.messages import Phase
 CANCELLED = "CANCELLED"
 QUEUE = "queue"  # the phase before the first one that a worker reports
 MOST_PHASES = 64  # kept per request: a request that is preempted repeatedly has any number of phases
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """The limits of a worker's requests, and the environment variables that set them."""
-
-    running: int  # requests that run concurrently
-    queue: int  # requests that may wait
-    queue_variable: str = "ALLM_QUEUE_LIMIT"
-    seconds: float  # a request that takes longer ends with TIMEOUT
-    seconds_variable: str = "ALLM_REQUEST_SECONDS"
-    stall_seconds: float  # a worker that owes an answer and makes no progress for this long is killed
 
 
 class Pending:

@@ -17,17 +17,10 @@ from services.errors import Internal, InvalidRequest, ModelNotReady, Overloaded,
 from services.rpc.deadline import Deadline, keep_deadline
 from services.telemetry import logs, tracing
 from services.telemetry.figures import EVENTS
-from services.worker import model_in_worker
 from services.worker.messages import Cancel, Phase, Refused, Stop
-from services.worker.model_in_worker import (
-    KEPT,
-    LONGEST_RETRY_SECONDS,
-    MARGIN,
-    RETRY_SECONDS,
-    CompletionRate,
-    ModelInWorker,
-)
-from services.worker.pending import Pending, RequestLimits
+from services.worker.model_in_worker import RETRY_SECONDS, ModelInWorker
+from services.worker.pending import Pending
+from services.worker.request_queue import LONGEST_RETRY_SECONDS, MARGIN, RequestLimits
 from tests.puppet_worker import PuppetWorker
 
 MODEL = "in-its-worker"  # no other test uses this name, so its metrics belong to this module
@@ -386,7 +379,7 @@ async def test_retry_after_is_the_time_until_half_of_the_requests_end(
     worker = Scripted()
     async with running(worker, running=1, queue=7) as model:
         await answered(model, worker, 4)
-        monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 2.5 * requests)
+        monkeypatch.setattr(model._requests._rate, "seconds_for", lambda requests: 2.5 * requests)
         with ExitStack() as asked:
             for _ in range(8):
                 asked.enter_context(model.ask())
@@ -398,7 +391,7 @@ async def test_retry_after_is_the_time_until_half_of_the_requests_end(
             with pytest.raises(Overloaded) as caught:
                 await last.answer()
             assert caught.value.retry_after == 3 * 2.5
-            monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 900.0)
+            monkeypatch.setattr(model._requests._rate, "seconds_for", lambda requests: 900.0)
             with model.ask(), pytest.raises(Overloaded) as caught, model.ask():
                 pass
             assert caught.value.retry_after == LONGEST_RETRY_SECONDS
@@ -409,7 +402,7 @@ async def test_request_that_cannot_meet_its_deadline_is_refused_at_once(
 ) -> None:
     worker = Scripted()
     async with running(worker, running=1, queue=9) as model:
-        monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 10.0 * requests)
+        monkeypatch.setattr(model._requests._rate, "seconds_for", lambda requests: 10.0 * requests)
         due(5)
         with model.ask():  # first in the queue
             due(25 * MARGIN)  # between the estimates for the second and the third request
@@ -549,56 +542,3 @@ async def test_the_death_of_a_worker_is_an_event() -> None:
         await until(lambda: not model.alive)
         (event,) = [event for number, event in EVENTS.after(max(before, default=0)) if event.kind == "worker_died"]
     assert event.model == MODEL
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replaces the monotonic clock with a value that the test sets."""
-    now = [1000.0]
-    monkeypatch.setattr(model_in_worker.time, "monotonic", lambda: now[0])
-    return now
-
-
-def ends(rate: CompletionRate, clock: list[float], times: int, seconds: float, requests: int = 5) -> None:
-    """Ends `times` requests, one every `seconds`; new requests take their slots."""
-    for _ in range(times):
-        clock[0] += seconds
-        rate.count(requests - 1, ended=True)
-        rate.count(requests)
-
-
-def test_nothing_is_known_before_some_have_ended(clock: list[float]) -> None:
-    rate = CompletionRate(concurrency=2)
-    rate.count(5)
-    ends(rate, clock, 2, 1.0)
-    assert rate.seconds_for(1) is None
-    ends(rate, clock, 1, 1.0)
-    assert rate.seconds_for(1) == pytest.approx(1.0)
-
-
-def test_it_is_the_rate_of_now(clock: list[float]) -> None:
-    rate = CompletionRate(concurrency=2)
-    rate.count(5)
-    ends(rate, clock, KEPT, 10.0)
-    assert rate.seconds_for(3) == pytest.approx(30.0)
-    ends(rate, clock, KEPT, 0.5)
-    assert rate.seconds_for(3) == pytest.approx(1.5)
-
-
-def test_running_requests_count_too(clock: list[float]) -> None:
-    rate = CompletionRate(concurrency=2)
-    rate.count(5)
-    ends(rate, clock, 5, 1.0)
-    clock[0] += 36.0
-    assert rate.seconds_for(1) == pytest.approx(10.0)
-
-
-def test_a_quiet_time_does_not_make_a_worker_slow(clock: list[float]) -> None:
-    rate = CompletionRate(concurrency=2)
-    rate.count(5)
-    ends(rate, clock, 5, 1.0)
-    rate.count(1)
-    clock[0] += 3600.0
-    ends(rate, clock, 50, 30.0, requests=1)  # a single client with slow requests
-    rate.count(2)
-    assert rate.seconds_for(4) == pytest.approx(4.0)

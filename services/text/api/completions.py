@@ -18,7 +18,7 @@ from services.rpc.call import Call
 from services.text import limits
 from services.text.api.chat.openai import usage_object
 from services.text.api.chat.openai_request import StreamOptions
-from services.text.api.openai_request import SamplingBody, refuse_others, sampling_of
+from services.text.api.openai_sampling import SamplingBody, refuse_others, sampling_of
 from services.text.completions import CompletionRequest, Completions, Prompt
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob

@@ -17,6 +17,7 @@ from services.text.engine.prefix_reuse import PrefixReuse, StateReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import OutOfCells, Runtime, Span
 from services.text.engine.sequence import Sequence
+from services.text.engine.token_budget import share_out
 from services.worker.loop import Pace
 from services.worker.messages import EngineError, Refused
 
@@ -87,24 +88,8 @@ class BatchLoop(RequestLoop):
         limits = self._limits
         most = min(limits.batch_tokens, max(self._pace.limit, len(plan) + 1))
         budget = min(limits.chunk_tokens, most - len(plan)) if plan else most
-        plan.extend(self._share_out(prompts, budget))
+        plan.extend(share_out(prompts, budget, lambda prompt: self._reuse.waits(prompt, running)))
         return plan
-
-    def _share_out(self, prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """Divides the budget: shortest prompts first, for early first tokens; the oldest always gets a quarter."""
-        oldest = min(prompts, key=lambda sequence: sequence.arrival)
-        shares: dict[Sequence, int] = {}
-        reserved = max(1, budget // 4)
-        for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
-            available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
-            if available <= 0 or self._reuse.waits(sequence, [each for each in self._running if not each.held]):
-                continue
-            share = min(sequence.ahead, available)
-            shares[sequence] = share
-            budget -= share
-            if sequence is oldest:
-                reserved = 0
-        return list(shares.items())
 
     def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Frees cells until the plan fits, and returns the plan without preempted sequences."""

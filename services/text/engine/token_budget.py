@@ -1,4 +1,7 @@
-"""Token budget of a text model's step: as many tokens as this machine computes in a bounded time, by measurement."""
+"""Token budget of a text model's step: as many tokens as this machine computes in a bounded time, by measurement.
+
+Running answers get one token each; `share_out` divides the rest among prompts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from services.text.engine.messages import EngineOptions
+from services.text.engine.sequence import Sequence
 from services.worker.loop import Pace
 
 LEAST_TOKENS = 16  # of a step
@@ -34,3 +38,24 @@ def step_pace(options: EngineOptions, context_tokens: int, compute: Callable[[in
         took = time.monotonic() - started
     pace.took(count, took)
     return pace
+
+
+def share_out(prompts: list[Sequence], budget: int, waits: Callable[[Sequence], bool]) -> list[tuple[Sequence, int]]:
+    """Divides a step's `budget` of tokens among prompts. Returns (prompt, tokens) pairs.
+
+    Shortest prompts come first, for early first tokens; the oldest always gets a quarter. A prompt that `waits` for
+    another one's prefix gets nothing.
+    """
+    oldest = min(prompts, key=lambda sequence: sequence.arrival)
+    shares: list[tuple[Sequence, int]] = []
+    reserved = max(1, budget // 4)
+    for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
+        available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
+        if available <= 0 or waits(sequence):
+            continue
+        share = min(sequence.ahead, available)
+        shares.append((sequence, share))
+        budget -= share
+        if sequence is oldest:
+            reserved = 0
+    return shares

@@ -24,7 +24,7 @@ from services.text.api.chat.openai_tools import (
     output_of,
     tools_of,
 )
-from services.text.api.openai_request import SamplingBody, check_metadata, refuse_others, sampling_of
+from services.text.api.openai_sampling import SamplingBody, check_metadata, refuse_others, sampling_of
 from services.text.conversation import ChatRequest, Message, ReasoningEffort, ToolCall
 from services.text.engine.sampling import SamplingParams
 

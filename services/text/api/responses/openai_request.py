@@ -14,7 +14,7 @@ from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
-from services.text.api.openai_request import SamplingBody, check_metadata, refuse_others, sampling_of
+from services.text.api.openai_sampling import SamplingBody, check_metadata, refuse_others, sampling_of
 from services.text.api.responses.openai_items import items_of
 from services.text.api.responses.openai_tools import choice_of, format_of, tools_of
 from services.text.conversation import ReasoningEffort

@@ -11,7 +11,7 @@ import msgspec
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
 from services.text.api.chat.openai_tools import FunctionDefinition, FunctionName
-from services.text.api.openai_request import refuse_others
+from services.text.api.openai_sampling import refuse_others
 from services.text.conversation import OutputFormat, Tool, ToolChoice
 from services.text.limits import checked_choice
 from services.text.responses.response import OutputName

@@ -10,7 +10,7 @@ from services.rpc.call import Call, typed
 from services.telemetry import metrics
 from services.text import limits
 from services.text.api.chat import servicer as chat_servicer
-from services.text.api.openai_request import check_metadata
+from services.text.api.openai_sampling import check_metadata
 from services.text.api.responses.messages import event_message, item_message, read_item, response_message
 from services.text.conversation import ChatRequest
 from services.text.responses.response import ResponseRequest, ResponseSettings
