@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from allm.models.v1 import model_service_pb2
+from allm.models.v1 import model_pb2, model_service_pb2
 
+from services.cli.models.listing import canonical_word
 from services.cli.models.page import Page
 from services.cli.models.words import modality_word, state_word
 
@@ -23,6 +24,9 @@ def explain(page: Page, explained: model_service_pb2.ExplainModelResponse) -> No
             page.say("It has no runtimes.")
         elif not any(verdict.chosen for verdict in resolution.runtimes):
             page.say("It uses none of them.")
+        for replica in model.replicas:
+            if replica.replica == resolution.replica and replica.artifact:
+                page.say(_own_files(replica))
 
 
 def _sentence(verdict: model_service_pb2.RuntimeVerdict, device: str) -> str:
@@ -33,3 +37,9 @@ def _sentence(verdict: model_service_pb2.RuntimeVerdict, device: str) -> str:
     if verdict.able:
         return f"It does not use {verdict.runtime}: {verdict.reason}."
     return f"{verdict.runtime} cannot run it: {verdict.reason}."
+
+
+def _own_files(replica: model_pb2.ReplicaStatus) -> str:
+    if not replica.HasField("canonical"):
+        return "It does not keep the model's own files: they are local, or ALLM_KEEP_CANONICAL is off."
+    return f"It also keeps the model's own files: {canonical_word(replica.canonical)}."

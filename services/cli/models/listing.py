@@ -106,6 +106,14 @@ def detail(model: model_pb2.Model) -> str:
     return reason_word(model.reason, model.id)
 
 
+def canonical_word(files: model_pb2.CanonicalFiles) -> str:
+    """Describes the state of a model's own files on a replica that serves an execution cache."""
+    state = state_word(files.state)
+    if state == "ready":
+        return f"complete, {bytes_word(files.total_bytes)}"
+    return state + _share(files.done_bytes, files.total_bytes, files.reason)
+
+
 def time_word(moment: timestamp_pb2.Timestamp) -> str:
     """Formats a moment in this machine's time zone; empty for none."""
     if not moment.seconds:
@@ -140,6 +148,8 @@ def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
         note = _share(replica.done_bytes, replica.total_bytes, replica.reason).lstrip(": ")
     elif replica.memory.loading:
         note = "loading into memory"
+    elif replica.HasField("canonical") and not note:
+        note = f"own files {canonical_word(replica.canonical)}"
     return (
         replica.replica,
         state_word(replica.state),
