@@ -54,6 +54,7 @@ def results(stdout: str) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_family_is_fetched_tested_recorded_and_removed(
     models: ModelCommands, shared_operator: Operator, session_hub: LoopbackHub, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_family_is_fetched_tested_recorded_and_removed(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_fails_or_cannot_run_is_never_green(models: ModelCommands, tmp_path: Path) -> None:
     models("add", GLM.id, GLM.source, "--format", GLM.format)  # as an interrupted run leaves it
     done = models("verify-families", "--family", "GLM", "--into", tmp_path, *CHECKS)
@@ -105,6 +107,7 @@ def test_what_fails_or_cannot_run_is_never_green(models: ModelCommands, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_disk_that_is_too_small_and_an_id_of_another_model_are_reasons(
     models: ModelCommands, shared_operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
