@@ -22,7 +22,7 @@ from services.settings.settings import ModelSettings
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between checks whether another model needs the room, during a fetch
-CHECK_SECONDS = 60.0  # between checks whether all files are still here
+CHECK_SECONDS = 60.0  # between checks whether all files are still here, and at least between two attempts
 AGAIN_SECONDS = 3600.0  # until the next attempt after they were dropped, or could not be fetched
 DROPPED = "dropped, because another model needed the room"
 
@@ -67,7 +67,7 @@ class Canonical:
             try:
                 wait = await self._attempt()
             except FetchProblem as problem:
-                wait = AGAIN_SECONDS if problem.permanent else problem.retry_after or CHECK_SECONDS
+                wait = AGAIN_SECONDS if problem.permanent else max(problem.retry_after or 0.0, CHECK_SECONDS)
                 self._come("failed" if problem.permanent else "pending", problem.message)
             except OSError as error:
                 wait = CHECK_SECONDS

@@ -143,6 +143,7 @@ async def test_they_wait_for_room(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "DISK_SECONDS", 0.05)
+    monkeypatch.setattr(canonical, "CHECK_SECONDS", 0.05)
     desired, _, _ = cached(hub, tmp_path)
     small_disk(monkeypatch, service.model_cache.folder, room=HALF)
     service.model_set.apply(desired)
