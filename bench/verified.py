@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.byte_count import bytes_word
+from services.cli.verify.record import file_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "verified"
@@ -56,11 +57,6 @@ def take_in(path: Path) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     RESULTS.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, RESULTS / file_name(result))
-
-
-def file_name(result: Mapping[str, Any]) -> str:
-    """Returns the file name of a result."""
-    return f"{result['model'].replace('/', '_')}-{result['runtime'] or 'none'}-{result['device'] or 'none'}.json"
 
 
 def family_of(architecture: str) -> str:

@@ -1,6 +1,8 @@
 # The text service. From the root of the repository:
 #   docker build --file containers/text.Dockerfile --tag allm-text .
-# With CUDA: --build-arg VARIANT=cuda. This adds torch and compiles llama.cpp for the GPUs of CUDA_ARCHITECTURES.
+# With CUDA: --build-arg VARIANT=cuda. This compiles llama.cpp for the GPUs of CUDA_ARCHITECTURES. On x86-64 the usual index
+# has torch with CUDA's libraries, some gigabytes; without a GPU add PyTorch's index of CPU wheels:
+# --build-arg PIP_EXTRA_INDEX_URL=... For GGUF models alone, without torch: --build-arg EXTRAS=text,redis,traces
 ARG VARIANT=cpu
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 # Its CUDA must match that of torch's wheels, from which the image takes the libraries.
@@ -29,17 +31,12 @@ RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=${CU
     python3 -m pip wheel --no-cache-dir --no-deps --no-binary llama-cpp-python \
     --constraint /src/constraints.txt --wheel-dir /wheels llama-cpp-python
 
-FROM ${PYTHON_IMAGE} AS extras-cpu
-ENV EXTRAS=text,redis,traces
-
-FROM ${PYTHON_IMAGE} AS extras-cuda
-ENV EXTRAS=text,torch,redis,traces
-
 FROM llama-${VARIANT} AS llama
 
-FROM extras-${VARIANT} AS build
+FROM ${PYTHON_IMAGE} AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+ARG EXTRAS=text,torch,redis,traces
 WORKDIR /src
 COPY . .
 COPY --from=llama /wheels /wheels

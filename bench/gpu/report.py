@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- gpu-check: begin -->", "<!-- gpu-check: end -->"
+BESIDE = (
+    "No part covers several GPUs, Vulkan on a real GPU, the container images and "
+    "`allm models verify-families`; they have not run on a GPU."
+)
 MARKS = {"passed": "yes", "failed": "**no**", "skipped": "not run"}
 
 Document = Mapping[str, Any]
@@ -61,7 +65,22 @@ def overview(documents: Mapping[str, Document | None], device: Document) -> str:
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     rows = [(part.name, part.runtime, part.about, *_outcome(documents[part.name])) for part in PARTS]
     head = ("Part", "Runtime", "Model", "Result", "Memory taken / reckoned", "Bandwidth alone")
-    return f"{about}; {said}; {times[0][:10] if times else 'never run'}.\n\n{_table(head, rows)}"
+    when = times[0][:10] if times else "never run"
+    return f"{about}; {said}; {when}.\n\n{_table(head, rows)}\n{_not_run(documents)}"
+
+
+def _not_run(documents: Mapping[str, Document | None]) -> str:
+    """Names everything that has not run on CUDA: the only such list in the docs."""
+    whole = [name for name, document in documents.items() if document is None or document["not_run"]]
+    partly = [
+        f"{name} ({each['name']})"
+        for name, document in documents.items()
+        if document and not document["not_run"]
+        for each in document["checks"]
+        if each["verdict"] == "skipped"
+    ]
+    found = "; in part ".join(", ".join(names) for names in (whole, partly) if names) or "nothing"
+    return f"Not run on CUDA, of these parts: {found}. {BESIDE}\n"
 
 
 def fill(path: Path, text: str) -> None:
@@ -118,7 +137,7 @@ def _part(name: str, document: Document) -> str:
 
 def _record(document: Document) -> None:
     from bench.verified import RESULTS as VERIFIED  # noqa: PLC0415
-    from bench.verified import file_name  # noqa: PLC0415
+    from services.cli.verify.record import file_name  # noqa: PLC0415
 
     VERIFIED.mkdir(parents=True, exist_ok=True)
     left = ("finished", "seconds", "not_run", "figures")

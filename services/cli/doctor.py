@@ -34,6 +34,12 @@ EXTRAS: Mapping[str, tuple[str, str]] = {  # runtime -> the package that compute
 }
 
 
+NO_GPU = (
+    "none: there is neither an NVIDIA driver nor a GPU of AMD or Intel in /dev/dri (a container needs --gpus all, or "
+    "--device /dev/dri); models compute on the processor"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """The finding on one subject. `missing`: what is asked for, or could be had, and is not there; with its remedy."""
@@ -58,6 +64,8 @@ def doctor(settings: Settings, as_json: bool) -> bool:
             subjects.setdefault((line.wanted, line.missing), []).append(line.subject)
     for (wanted, missing), names in subjects.items():
         page.say(f"{'Missing' if wanted else 'Possible'} for {', '.join(names)}: {missing}")
+    if _is_well(lines) and not lines[-1].missing:
+        page.say("Nothing that the settings ask for is missing: `allm serve` serves on this machine")
     return _is_well(lines)
 
 
@@ -97,7 +105,9 @@ def _gpus(found: Mapping[str, RuntimeDevices], settings: Settings) -> Line:
     words += [f"NVIDIA driver {driver}"] if driver else []
     if words:
         return Line("GPUs", "; ".join(words))
-    return Line("GPUs", f"none: {no_sign_of('cuda', {})}")
+    if no_sign_of("vulkan", {}):  # nor any of NVIDIA
+        return Line("GPUs", NO_GPU)
+    return Line("GPUs", f"none that a runtime can use; {no_sign_of('cuda', {})}")
 
 
 def _runtime(runtime: Runtime, registry: EngineRegistry, found: RuntimeDevices | None, missing: str) -> Line:

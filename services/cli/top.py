@@ -98,8 +98,8 @@ def _event(event: figures_pb2.MachineEvent) -> tuple[str, ...]:
 
 def show_once(address: str, as_json: bool) -> None:
     """Shows one sample and the latest events. An error ends the command with a sentence."""
-    with session(address) as at, closing(_samples(at.connection)) as samples:
-        sample, events = next(samples)
+    with session(address) as at, closing(samples(at.connection)) as found:
+        sample, events = next(found)
         if as_json:
             print_document({"sample": document(sample), "events": [document(each) for each in events]})
         else:
@@ -109,14 +109,14 @@ def show_once(address: str, as_json: bool) -> None:
 def show_on(address: str, console: Console) -> None:
     """Shows each new sample on a terminal until Ctrl-C. Ends as `show_once` does."""
     with session(address) as at, suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
-        for sample, events in _samples(at.connection):
+        for sample, events in samples(at.connection):
             drawn = Console(file=io.StringIO(), force_terminal=True, width=console.width, highlight=False)
             with drawn.capture() as shown:
                 show_machine(Page(drawn), sample, events)
             live.update(Text.from_ansi(shown.get()), refresh=True)
 
 
-def _samples(connection: Connection) -> Generator[Shown, None, None]:
+def samples(connection: Connection) -> Generator[Shown, None, None]:
     """Yields the last past sample and all later ones, each with the latest events, without end.
 
     Raises Refused, Lost or Late, also if the samples stop.

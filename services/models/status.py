@@ -33,6 +33,16 @@ class MemoryStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CanonicalStatus:
+    """The model's own files on a replica that serves an execution cache."""
+
+    state: State
+    reason: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """One replica's status of one model."""
 
@@ -47,6 +57,7 @@ class Status:
     peak_memory: int = 0  # bytes; 0: not loaded
     next: NextStatus | None = None
     memory: MemoryStatus | None = None  # None: not in memory
+    canonical: CanonicalStatus | None = None  # None: they serve themselves, are local, or are not kept
 
     @property
     def serving(self) -> bool:

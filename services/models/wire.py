@@ -14,7 +14,7 @@ from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Form
 from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part, PartKind
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import Measurement
-from services.models.status import MemoryStatus, NextStatus, State, Status
+from services.models.status import CanonicalStatus, MemoryStatus, NextStatus, State, Status
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -213,6 +213,10 @@ def status_message(replica: str, status: Status) -> model_pb2.ReplicaStatus:
         message.next.reason = status.next.reason
     if status.memory:
         message.memory.CopyFrom(_memory_message(status.memory))
+    if own := status.canonical:
+        message.canonical.state = STATES[own.state]
+        message.canonical.reason = own.reason
+        message.canonical.done_bytes, message.canonical.total_bytes = own.done_bytes, own.total_bytes
     return message
 
 
@@ -224,6 +228,14 @@ def read_status(message: model_pb2.ReplicaStatus) -> Status:
             generation=message.next.generation,
             state=word(STATES, message.next.state),
             reason=message.next.reason,
+        )
+    canonical = None
+    if message.HasField("canonical"):
+        canonical = CanonicalStatus(
+            state=word(STATES, message.canonical.state),
+            reason=message.canonical.reason,
+            done_bytes=message.canonical.done_bytes,
+            total_bytes=message.canonical.total_bytes,
         )
     return Status(
         state=word(STATES, message.state),
@@ -237,6 +249,7 @@ def read_status(message: model_pb2.ReplicaStatus) -> Status:
         peak_memory=message.peak_memory_bytes,
         next=following,
         memory=_read_memory(message.memory) if message.HasField("memory") else None,
+        canonical=canonical,
     )
 
 

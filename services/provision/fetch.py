@@ -94,9 +94,16 @@ class FetchProblem(Exception):
 
 
 async def fetch(
-    model_cache: ModelCache, model_id: str, manifest: Manifest, progress: Callable[[Progress], None]
+    model_cache: ModelCache,
+    model_id: str,
+    manifest: Manifest,
+    progress: Callable[[Progress], None],
+    *,
+    spare: bool = False,
 ) -> Path:
     """Returns the folder with all files of a manifest; fetches them if necessary.
+
+    Without room on the disk it drops spare files, unless its own are `spare`.
 
     Of several processes that share the volume one fetches, and the others wait for it. After an error, a cancellation
     or the end of the process, the next fetch resumes. `progress` is called on the event loop.
@@ -114,7 +121,7 @@ async def fetch(
 
     # A separate thread: a fetch takes hours, and the event loop's few threads are for short work.
     executor = ThreadPoolExecutor(1, thread_name_prefix="fetch")
-    work = loop.run_in_executor(executor, _Fetch(model_cache, model_id, manifest, report, stop).run)
+    work = loop.run_in_executor(executor, _Fetch(model_cache, model_id, manifest, report, stop, spare).run)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -137,8 +144,10 @@ class _Fetch:
         manifest: Manifest,
         report: Callable[[Progress], None],
         stop: threading.Event,
+        spare: bool,
     ) -> None:
         self._model_cache = model_cache
+        self._spare = spare
         self._id = model_id
         self._manifest = manifest
         self._stop = stop
@@ -214,13 +223,16 @@ class _Fetch:
 
     def _check_space(self) -> None:
         needed = self._manifest.size - on_disk(self._manifest, self._staging)
-        free = shutil.disk_usage(self._staging).free
+        free, dropped = shutil.disk_usage(self._staging).free, False
+        if (shortage := needed + MARGIN - free) > 0 and not self._spare:
+            dropped = self._model_cache.make_room(shortage)
+            free = shutil.disk_usage(self._staging).free
         if needed + MARGIN > free:
             raise FetchProblem(
                 f"{self._id} needs {needed:,} more bytes in {self._model_cache.folder} (ALLM_MODELS_DIR), and "
                 f"a margin of {MARGIN:,}; {free:,} are free",
                 permanent=False,
-                retry_after=DISK_SECONDS,
+                retry_after=WAIT_SECONDS if dropped else DISK_SECONDS,  # some may still be fetched, and go in a moment
             )
 
     def _fetch_all(self) -> None:

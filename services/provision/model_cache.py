@@ -4,6 +4,7 @@
     .partial/<id>--<digest>/...       being fetched
     .locks/<id>--<digest>.fetch       held exclusively by the replica that fetches
     .locks/<id>--<digest>.serve       held in common by the replicas that serve
+    .spare/<id>--<digest>             an empty file: these files serve nobody, and may go when room is needed
     .discarded/...                    being deleted
 
 No model's name begins with a dot. Local models stay where they are; the cache does not touch them.
@@ -119,6 +120,7 @@ class ModelCache:
                     lock.wait_shared()
                     taken.callback(lock.release)
                     locks.append(lock)
+                    self._mark(model_id, manifest).unlink(missing_ok=True)
             taken.pop_all()
         return Hold(*locks)
 
@@ -151,6 +153,56 @@ class ModelCache:
             if _DIGEST.fullmatch(digest) and self._lock(name, digest, "serve").exists:
                 self._discard(name, digest)
 
+    def mark_spare(self, model_id: str, manifest: Manifest) -> bool:
+        """Marks files, existing or not, as the first to go when room is needed, until a replica holds them.
+
+        Returns False if a replica holds them now: then they are not marked.
+
+        Raises:
+            OSError: the volume cannot be written to.
+        """
+        lock, mark = self._lock(safe_name(model_id), manifest.digest[:16], "serve"), self._mark(model_id, manifest)
+        try:
+            if not lock.take():
+                return False
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # its age counts
+                mark.touch(exist_ok=False)
+            return True
+        finally:
+            lock.release()
+
+    def is_spare(self, model_id: str, manifest: Manifest) -> bool:
+        """True from `mark_spare` until `make_room` drops the files, or a replica holds them."""
+        return self._mark(model_id, manifest).exists()
+
+    def make_room(self, shortage: int) -> bool:
+        """Drops spare files of all models, those marked first at first, until they were `shortage` bytes or more.
+
+        Drops none if all of them together are smaller. A replica that still fetches some stops, and discards them
+        itself. Returns whether any were dropped. Blocks.
+
+        Raises:
+            OSError: the volume cannot be written to.
+        """
+        sizes: dict[Path, int] = {}
+        for mark in sorted(self._entries(self.folder / ".spare"), key=_age):
+            name, _, digest = mark.name.rpartition("--")
+            folders = (self.folder / name / digest, self.folder / ".partial" / mark.name)
+            sizes[mark] = sum(_bytes_below(folder) for folder in folders)
+        if sum(sizes.values()) < shortage:
+            return False
+        for mark, size in sizes.items():
+            if shortage > 0:
+                mark.unlink(missing_ok=True)
+                name, _, digest = mark.name.rpartition("--")
+                self._discard(name, digest)
+                shortage -= size
+        return True
+
+    def _mark(self, model_id: str, manifest: Manifest) -> Path:
+        return self.folder / ".spare" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
+
     def _discard(self, name: str, digest: str) -> bool:
         published, staging = self.folder / name / digest, self.folder / ".partial" / f"{name}--{digest}"
         bin_ = self.folder / ".discarded"
@@ -160,6 +212,7 @@ class ModelCache:
                 if not lock.take():
                     return False
             bin_.mkdir(parents=True, exist_ok=True)
+            (self.folder / ".spare" / f"{name}--{digest}").unlink(missing_ok=True)
             for folder in (published, staging):
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(bin_ / uuid.uuid4().hex)
@@ -190,3 +243,17 @@ def safe_name(model_id: str) -> str:
         return name
     digest = hashlib.sha256(model_id.encode(errors="surrogatepass")).hexdigest()
     return f"{name[: LONGEST_NAME - 34]}%-{digest[:32]}"  # no quoted name has `%-`
+
+
+def _age(mark: Path) -> float:
+    with contextlib.suppress(OSError):
+        return mark.stat().st_mtime
+    return 0.0
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):  # another process may be deleting them
+        for path in folder.iterdir():
+            total += _bytes_below(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_size
+    return total

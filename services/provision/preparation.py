@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry
 from services.models.status import NextStatus, State, Status
 from services.models.store import ModelStore, Serving, StoredModel
+from services.provision.canonical import Canonical, canonical_files
 from services.provision.fetch import FetchProblem, Progress, fetch
 from services.provision.model_cache import Hold, ModelCache
 from services.provision.plan import Plan, make_plans
 from services.provision.swap import load_beside
 from services.residency.manager import ModelManager
 from services.residency.resident import Resident, ResidentKey, resident_key
+from services.rpc.deadline import ended
 from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Means:
     model_cache: ModelCache
     changed: Callable[[], None]  # called whenever a status may have changed
     preload: frozenset[str] = frozenset()  # ids and aliases of models that are loaded once when they are ready
+    canonical_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class Preparation:
         self._task = after
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
+        self._canonical = Canonical(means.settings, means.model_cache, means.canonical_turn, means.changed)
         self._load_again = 0.0
         self._gone = False
         self.preload = bool(means.preload & {desired.id, *desired.aliases})  # until the first load
@@ -144,6 +148,7 @@ class Preparation:
             peak_memory=resident.peak_memory if resident else 0,
             next=following,
             memory=self._means.manager.memory(stand.key),
+            canonical=self._canonical.status,
         )
 
     def keep(self) -> None:
@@ -174,7 +179,9 @@ class Preparation:
         for task in (self._task, self._loading):
             if task:
                 task.cancel()
-                await _ended(task)
+                await ended(task)
+        self._canonical.stop()
+        await self._canonical.stopped()
         if forget:
             await self._means.manager.retire(self.desired.id)
         else:
@@ -192,13 +199,15 @@ class Preparation:
         before = self._task
         if before and self._coming:
             before.cancel()
+        self._canonical.stop()
         self._coming = _Coming(generation=self.desired.generation)
         self._notify()
         self._task = asyncio.create_task(self._guarded(self._run(self.desired, self._coming, before), self._coming))
 
     async def _run(self, desired: DesiredModel, coming: _Coming, before: asyncio.Task[None] | None) -> None:
         if before:
-            await _ended(before)
+            await ended(before)
+        await self._canonical.stopped()
         try:
             plans = make_plans(desired, self._means.registry, self._means.settings)
         except Unsupported as problem:
@@ -218,6 +227,7 @@ class Preparation:
     async def _follow(self, plan: Plan, desired: DesiredModel, coming: _Coming) -> None:
         if self._serves(plan, desired.generation):
             self._coming = None
+            self._canonical.keep(self.desired, plan)
             self._notify()
             return
         # First, because another replica that no longer needs the files could otherwise remove them in between.
@@ -246,7 +256,7 @@ class Preparation:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
             with contextlib.suppress(asyncio.CancelledError):
-                await _ended(taking)
+                await ended(taking)
             if not taking.exception():
                 taking.result().release()
             raise
@@ -292,6 +302,7 @@ class Preparation:
         if old and means.manager.resident(old.key):
             await self._load_beside(old, new)
         self._stand, self._coming, self._load_again = new, None, 0.0
+        self._canonical.keep(self.desired, plan)
         self._notify()
         self.keep()
         log.info("model is ready", extra={"model": desired.id, "generation": desired.generation})
@@ -317,8 +328,9 @@ class Preparation:
         if old:
             await self._means.manager.retire(self.desired.id, keep=new.key)
             old.hold.release()
-        wanted = [self.desired.manifest, *(part.manifest for part in self.desired.parts)]
-        wanted += [artifact.manifest for artifact in self.desired.artifacts]
+        wanted = [artifact.manifest for artifact in self.desired.artifacts]
+        if self._means.settings.keep_canonical or not (self._stand and self._stand.plan.artifact):
+            wanted += canonical_files(self.desired)
         if self._stand:
             wanted += self._stand.plan.manifests
         await asyncio.to_thread(self._means.model_cache.sweep, self.desired.id, wanted)
@@ -384,15 +396,3 @@ class Preparation:
             log.exception("unexpected error", extra={"model": self.desired.id})
             if coming:
                 self._come(coming, "failed", ModelInvalid("internal error; the service's log has it"))
-
-
-async def _ended(task: asyncio.Task[Any]) -> None:
-    """Waits for a task to end, without cancelling it. If cancelled meanwhile, raises that after the task's end."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled:
-        raise cancelled

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from services.errors import InvalidRequest, Timeout
 
@@ -85,3 +86,15 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Waits for a task to end, without cancelling it. If cancelled meanwhile, raises that after the task's end."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled

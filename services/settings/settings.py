@@ -87,6 +87,9 @@ class ModelSettings:
         "ALLM_ARTIFACT_PUBLISHERS", "catalog", ("openai/*", "nvidia/*"), allowed="list of `org/*` or `org/name`"
     )
     """publishers whose execution caches may be fetched"""
+    keep_canonical: bool = setting.switch("ALLM_KEEP_CANONICAL", True, MODALITIES)
+    """whether a model's own files are fetched and kept, too, while an execution cache serves it; they are dropped first
+    when the disk is full; `off` deletes them ([models.md](models.md#official-execution-caches))"""
     supported: Path | None = setting.file("ALLM_SUPPORTED_MODELS", "catalog", means="the bundled file")
     """JSON file that assigns execution caches to models"""
     catalog: str = setting.text(

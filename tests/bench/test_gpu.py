@@ -59,6 +59,9 @@ def test_a_part_runs_on_the_processor_and_is_not_repeated(tmp_path: Path) -> Non
     page = (tmp_path / "gpu.md").read_text()
     assert "| qwen3 | torch | Qwen3-8B, 4 layers, random bf16 weights | 11 passed, 1 not run |" in page
     assert "| minilm | torch | all-MiniLM-L6-v2 | not run |" in page, "what was not asked for is never green"
+    (missing,) = [line for line in page.splitlines() if line.startswith("Not run on CUDA")]
+    assert ", minilm, " in missing
+    assert "; in part qwen3 (" in missing
     again = run(*given)
     assert again.returncode == 0
     assert "qwen3: finished before" in again.stdout
@@ -115,3 +118,11 @@ def test_the_page_keeps_what_is_outside_of_the_markers(tmp_path: Path) -> None:
     report.fill(page, "new")
     assert page.read_text() == f"before {report.BEGIN}\n\nnew\n{report.END} after"
     assert report.PAGE.read_text().count(report.BEGIN) == report.PAGE.read_text().count(report.END) == 1
+
+
+def test_the_docs_name_what_has_not_run_in_the_part_that_is_overwritten() -> None:
+    _, _, rest = report.PAGE.read_text().partition(report.BEGIN)
+    inside, _, after = rest.partition(report.END)
+    assert "Not run on CUDA, of these parts: " in inside
+    assert report.BESIDE in inside
+    assert "Not run on CUDA" not in after

@@ -31,9 +31,14 @@ def test_a_machine_without_a_gpu_computes_on_its_processor() -> None:
     answer = json.loads(ran.stdout)
     findings = {each["subject"]: each["finding"] for each in answer["findings"]}
     assert answer["ok"] is True
-    assert "no NVIDIA driver is loaded here" in findings["GPUs"]
+    assert findings["GPUs"] == doctor.NO_GPU
     assert all(findings[name].startswith("computes on the processor") for name in RUNTIMES)
     assert findings["gateway"] == "Envoy is installed"
+
+
+def test_the_last_line_says_whether_it_can_serve() -> None:
+    assert run().stdout.endswith("`allm serve` serves on this machine\n")
+    assert "serves on this machine" not in run(ALLM_DEVICE="cuda").stdout
 
 
 def test_a_device_that_is_asked_for_and_not_there_is_the_exit_status() -> None:

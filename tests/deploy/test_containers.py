@@ -104,8 +104,7 @@ def test_only_extras_that_exist_are_installed() -> None:
                         extras = expand(rest, values).partition('".[')[2].partition("]")[0].split(",")
             assert extras
             assert set(extras) <= set(known)
-            text = {"text", "torch"} if variant == "cuda" else {"text"}
-            own = {"catalog": set(), "text": text, "text-vllm": {"text"}}.get(image, {image})
+            own = {"catalog": set(), "text": {"text", "torch"}, "text-vllm": {"text"}}.get(image, {image})
             assert set(extras) - {"redis", "traces"} == own
 
 
@@ -156,7 +155,6 @@ def test_the_parser_reads_what_docker_would() -> None:
         exec_form("python -m services.text")
     assert [stage.name for stage in read("text", {"VARIANT": "cuda"}).needed()] == [
         "llama-cuda",
-        "extras-cuda",
         "llama",
         "build",
         "run-cuda",

@@ -1,14 +1,17 @@
-"""A loopback hub for the huggingface_hub library in this process."""
+"""A loopback hub for the huggingface_hub library in this process, and a service that prepares models."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from huggingface_hub import close_session, constants
 
 from tests.loopback_hub import LoopbackHub
+from tests.provision.preparing import Service
 
 
 @pytest.fixture
@@ -20,3 +23,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
         yield running
     close_session()
+
+
+@pytest_asyncio.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    service = Service(tmp_path / "home")
+    yield service
+    await service.model_set.close()
+    await service.manager.close()

@@ -3,100 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from services.errors import ModelInvalid
-from services.models.desired import DesiredModel
-from services.models.hub.repository import HubTree
-from services.models.hub.source import HubSource
 from services.models.manifest import Manifest
-from services.models.registry import EngineRegistry
-from services.models.status import Status
-from services.models.store import ModelStore
 from services.provision import fetch, preparation
 from services.provision import fetch as fetch_module
 from services.provision.model_cache import Hold, ModelCache
-from services.provision.model_set import ModelSet
-from services.provision.preparation import Means
-from services.settings.settings import load_settings
 from tests.loopback_hub import LoopbackHub
-from tests.provision.desired_models import Loader, Manager, local_manifest, registration
-
-PATIENCE_SECONDS = 60
-POLL_SECONDS = 0.02
-WEIGHTS = "m.gguf"
-
-
-class Service:
-    """A service's model set, manager and store, without a catalog or gRPC."""
-
-    def __init__(self, folder: Path) -> None:
-        self.loader = Loader()
-        self.manager = Manager(self.loader)
-        self.store = ModelStore("me")
-        self.model_cache = ModelCache(folder / "models")
-        means = Means(
-            settings=load_settings({"ALLM_HOME": str(folder)}).model,
-            registry=EngineRegistry("cpu", forced=False),
-            manager=self.manager,
-            store=self.store,
-            model_cache=self.model_cache,
-            changed=lambda: None,
-        )
-        self.model_set = ModelSet(means)
-
-    def status(self) -> Status:
-        return self.model_set.statuses()["m"]
-
-    def lease(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Leases the model as a request does."""
-        serving = self.store.serveable(self.store.get("m"))
-        return self.manager.lease(serving.descriptor, serving.runtime)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                self.model_set.keep()
-                await asyncio.sleep(POLL_SECONDS)
-
-    async def until_serving(self, generation: int) -> None:
-        def is_so() -> bool:
-            status = self.status()
-            return status.serving and status.generation == generation and status.next is None
-
-        await self.until(is_so)
-
-    def files(self) -> list[Path]:
-        """Returns all files in the model cache except locks."""
-        found = [path for path in self.model_cache.folder.rglob("*") if path.is_file()]
-        return [path for path in found if path.parent.name != ".locks"]
-
-
-@pytest_asyncio.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    service = Service(tmp_path / "home")
-    yield service
-    await service.model_set.close()
-    await service.manager.close()
-
-
-def on_hub(hub: LoopbackHub, folder: Path, content: bytes) -> Manifest:
-    """Adds a new commit of org/model and returns its manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS).write_bytes(content)
-    commit = hub.add("org/model", folder)
-    tree = HubTree.open_repository(HubSource("org/model", commit, ""))
-    return Manifest(files=(tree.files[WEIGHTS],), primary=WEIGHTS, repository="org/model", revision=commit)
-
-
-def wanted(manifest: Manifest, generation: int = 1, **more: object) -> DesiredModel:
-    return registration(manifest, generation=generation, **more)  # type: ignore[arg-type]
+from tests.provision.desired_models import local_manifest, registration
+from tests.provision.preparing import PATIENCE_SECONDS, WEIGHTS, Service, on_hub, settle, wanted
 
 
 async def test_a_model_removed_while_it_downloads_stays_removed(
@@ -135,12 +54,6 @@ async def test_removing_a_re_registered_model_keeps_running_requests_of_the_old_
         assert service.files(), "so it has its files"
     await service.until(lambda: not service.loader.alive)
     await service.until(lambda: not service.files())
-
-
-async def settle() -> None:
-    """Runs every task until it waits."""
-    for _ in range(50):
-        await asyncio.sleep(0)
 
 
 async def test_removing_does_not_cut_what_an_unload_waits_for(service: Service, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.rpc.deadline import is_cancelled
+from services.rpc.deadline import ended, is_cancelled
 
 
 async def waiting(work: asyncio.Task[None]) -> bool:
@@ -30,3 +30,18 @@ async def test_cancelled_requests_are_reported_to_it(itself: bool) -> None:
 def test_there_is_no_task_outside_of_them() -> None:
     with pytest.raises(RuntimeError):
         is_cancelled()
+
+
+async def test_the_end_of_a_task_is_awaited_even_if_the_waiter_is_cancelled() -> None:
+    going_on = asyncio.Event()
+    work = asyncio.create_task(going_on.wait())
+    waiter = asyncio.create_task(ended(work))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    going_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert work.done()
+    assert not work.cancelled()

@@ -156,6 +156,7 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_REPLICA": ("text-7", "replica", "text-7"),
         "ALLM_ARTIFACTS": ("off", "artifacts", False),
         "ALLM_ARTIFACT_PUBLISHERS": ("me/*", "publishers", ("me/*",)),
+        "ALLM_KEEP_CANONICAL": ("off", "keep_canonical", False),
         "ALLM_SUPPORTED_MODELS": ("/s.json", "supported", Path("/s.json")),
         "ALLM_MODELS_FILE": ("/m.yaml", "models_file", Path("/m.yaml")),
         "ALLM_TEXT_REPLICAS": ("2", "text_replicas", 2),

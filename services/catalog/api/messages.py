@@ -79,6 +79,8 @@ def shown_model(model: model_pb2.Model) -> model_pb2.Model:
         replica.reason = shown_reason(replica.reason)
         if replica.HasField("next"):
             replica.next.reason = shown_reason(replica.next.reason)
+        if replica.HasField("canonical"):
+            replica.canonical.reason = shown_reason(replica.canonical.reason)
     return shown
 
 
@@ -247,12 +249,13 @@ def _status(message: model_pb2.ReplicaStatus) -> Status:
     """Reads the status of one model. It stays in memory, so its texts are cut to a readable length."""
     short = model_pb2.ReplicaStatus()
     short.CopyFrom(message)
-    short.reason, short.next.reason = message.reason[:MAX_REASON], message.next.reason[:MAX_REASON]
+    short.reason = message.reason[:MAX_REASON]
     for field in ("runtime", "device"):
         setattr(short, field, getattr(message, field)[:MAX_WORD])
     short.artifact = message.artifact[:MAX_REASON]
-    if not message.HasField("next"):
-        short.ClearField("next")
+    for part in ("next", "canonical"):
+        if message.HasField(part):
+            getattr(short, part).reason = getattr(message, part).reason[:MAX_REASON]
     try:
         return wire.read_status(short)
     except Internal as error:

@@ -14,7 +14,7 @@ from services.catalog.catalog import Catalog
 from services.catalog.registration.declarations import Declarations
 from services.catalog.replicas.model_view import ModelView
 from services.errors import InvalidRequest, ModelNotFound
-from services.models.status import MemoryStatus, Status
+from services.models.status import CanonicalStatus, MemoryStatus, Status
 from services.rest.facade import facade
 from services.rest.openai.body import json_body
 from services.rpc.call import Call
@@ -126,6 +126,16 @@ def _replica(name: str, status: Status) -> dict[str, Any]:
         "done_bytes": status.done_bytes,
         "total_bytes": status.total_bytes,
         "memory": _memory(status.memory) if status.memory else None,
+        "canonical": _canonical(status.canonical) if status.canonical else None,
+    }
+
+
+def _canonical(files: CanonicalStatus) -> dict[str, Any]:
+    return {
+        "state": files.state,
+        "reason": shown_reason(files.reason),
+        "done_bytes": files.done_bytes,
+        "total_bytes": files.total_bytes,
     }
 
 

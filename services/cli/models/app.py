@@ -19,14 +19,17 @@ from services.cli.models.import_folder import Entry, hint, import_folder, summar
 from services.cli.models.listing import explain
 from services.cli.models.meters import ChatMeter, SpeechMeter
 from services.cli.models.options import (
+    Address,
     Base,
     ContextTokens,
     Dtype,
     Guidance,
+    Json,
     KvTokens,
     LoadRuntime,
     Loras,
     MaxSequences,
+    ModelId,
     PipelineParallel,
     Runtime,
     Steps,
@@ -40,8 +43,7 @@ from services.cli.models.page import Page, document, documents, print_document
 from services.cli.models.progress import finish
 from services.cli.models.stage import loaded, served
 from services.cli.problem import EXIT_PROBLEM, Problem, plainly
-from services.cli.verify.command import show_outcomes, verify
-from services.cli.verify.record import record, write
+from services.cli.verify.app import verify_families, verify_model
 from services.models.descriptor import Format, Modality
 from services.settings.settings import load_settings
 
@@ -51,11 +53,6 @@ models_app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
-Address = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait; 0: no limit.")]
 Alias = Annotated[
@@ -292,45 +289,8 @@ def bench(
             listing.show_benchmarks(Page(), found)
 
 
-@models_app.command(name="test")
-def verify_model(
-    model_id: ModelId,
-    runtime: LoadRuntime = "",
-    check: Annotated[
-        list[str] | None, typer.Option("--check", metavar="NAME", help="Run only this check, and loading; repeatable.")
-    ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Skip the checks that need trained weights.")
-    ] = False,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=64, max=1_000_000, help="Approximate tokens of a long prompt.")
-    ] = 1000,
-    record_file: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE", help="Write the result to this file.")
-    ] = None,
-    as_json: Json = False,
-    address: Address = "",
-) -> None:
-    """Check that a text model serves correctly: template, stop tokens, batches, tools and likelihoods."""
-    with session(address) as at:
-        subject, outcomes = verify(
-            at.connection,
-            model_id,
-            Page(error=True).say,
-            runtime=runtime,
-            names=check or [],
-            random=random_weights,
-            prompt_tokens=prompt_tokens,
-        )
-        found = record(subject, outcomes)
-        if record_file:
-            write(found, record_file)
-        if as_json:
-            print_document(found)
-        else:
-            show_outcomes(Page(), subject.model.id, outcomes)
-        if not found["passed"]:
-            raise typer.Exit(EXIT_PROBLEM)
+models_app.command(name="test")(verify_model)
+models_app.command(name="verify-families")(verify_families)
 
 
 @models_app.command()

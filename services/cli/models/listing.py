@@ -105,6 +105,14 @@ def detail(model: model_pb2.Model) -> str:
     return reason_word(model.reason, model.id)
 
 
+def canonical_word(files: model_pb2.CanonicalFiles) -> str:
+    """Describes the state of a model's own files on a replica that serves an execution cache."""
+    state = state_word(files.state)
+    if state == "ready":
+        return f"complete, {bytes_word(files.total_bytes)}"
+    return state + _share(files.done_bytes, files.total_bytes, files.reason)
+
+
 def time_word(moment: timestamp_pb2.Timestamp) -> str:
     """Formats a moment in this machine's time zone; empty for none."""
     if not moment.seconds:
@@ -139,6 +147,8 @@ def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
         note = _share(replica.done_bytes, replica.total_bytes, replica.reason).lstrip(": ")
     elif replica.memory.loading:
         note = "loading into memory"
+    elif replica.HasField("canonical") and not note:
+        note = f"own files {canonical_word(replica.canonical)}"
     return (
         replica.replica,
         state_word(replica.state),
@@ -197,6 +207,15 @@ def explain(page: Page, explained: model_service_pb2.ExplainModelResponse) -> No
             page.say("It has no runtimes.")
         elif not any(verdict.chosen for verdict in resolution.runtimes):
             page.say("It uses none of them.")
+        for replica in model.replicas:
+            if replica.replica == resolution.replica and replica.artifact:
+                page.say(_own_files(replica))
+
+
+def _own_files(replica: model_pb2.ReplicaStatus) -> str:
+    if not replica.HasField("canonical"):
+        return "It does not keep the model's own files: they are local, or ALLM_KEEP_CANONICAL is off."
+    return f"It also keeps the model's own files: {canonical_word(replica.canonical)}."
 
 
 def _sentence(verdict: model_service_pb2.RuntimeVerdict, device: str) -> str:

@@ -1,4 +1,4 @@
-"""Command options of a model: its source, runtime and engine settings, and an image model's parts and defaults."""
+"""Options of the model commands, such as a model's source, its runtime and engine, and an image model's parts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from allm.models.v1 import model_pb2
 from services.cli.problem import Problem
 from services.settings.settings import DTYPES
 
+ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
+Address = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _AS_SET = "0: the setting of its service."
 Runtime = Annotated[str | None, typer.Option(metavar="NAME", help="The runtime; default or '': the registry's choice.")]
 LoadRuntime = Annotated[

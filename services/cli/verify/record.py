@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -40,7 +40,7 @@ def record(subject: Subject, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "source": f"{source}@{model.revision}" if model.revision and "@" not in source else source,
         "weights": "random" if subject.random else "real",
-        "runtime": ran.runtime if ran else "",
+        "runtime": subject.runtime or (ran.runtime if ran else ""),  # the replica may have returned to its own
         "device": ran.device if ran else "",
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "versions": {name: version for name, package in PACKAGES.items() if (version := _version(package))},
@@ -56,6 +56,11 @@ def write(document: dict[str, Any], path: Path) -> None:
         path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise Problem(f"{path} cannot be written: {error.strerror}") from error
+
+
+def file_name(result: Mapping[str, Any]) -> str:
+    """Returns the file name of a document."""
+    return f"{result['model'].replace('/', '_')}-{result['runtime'] or 'none'}-{result['device'] or 'none'}.json"
 
 
 def _version(package: str) -> str:

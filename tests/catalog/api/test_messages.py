@@ -122,6 +122,7 @@ async def test_paths_of_the_host_are_for_the_admin_scope(service: Service) -> No
     reason = f"{service.files}/small.gguf is missing (file://{service.files}/small.gguf, ALLM_X={service.files}/x y)"
     failed = status("small", FAILED, reason=reason)
     failed.status.next.CopyFrom(model_pb2.NextGeneration(generation=2, state=FAILED, reason=reason))
+    failed.status.canonical.CopyFrom(model_pb2.CanonicalFiles(state=FAILED, reason=reason))
     report = pb.ReportModelStatusRequest(replica="text-1", modality=TEXT, statuses=[failed])
     await service.models.ReportModelStatus(report, metadata=own_process())
 

@@ -84,6 +84,8 @@ async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
         said = status("m", DOWNLOADING, done_bytes=1, total_bytes=4, reason="25 % done")
         await service.report("text-1", complete=True, statuses=[said])
         further = status("m", DOWNLOADING, done_bytes=2, total_bytes=4, artifact="nvidia/m@1", runtime="llama_cpp")
+        own = model_pb2.CanonicalFiles(state=DOWNLOADING, done_bytes=3, total_bytes=9)
+        further.status.canonical.CopyFrom(own)
         await service.report("text-2", complete=True, statuses=[further])
         first, second = (await listing(service, "all"))["data"]
         replicas = first.pop("replicas")
@@ -115,6 +117,7 @@ async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
             "done_bytes": 2,
             "total_bytes": 4,
             "memory": None,
+            "canonical": {"state": "downloading", "reason": "", "done_bytes": 3, "total_bytes": 9},
         }
         assert (second["id"], second["state"], second["progress"], second["replicas"]) == ("n", "pending", None, [])
 

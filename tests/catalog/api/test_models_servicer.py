@@ -168,15 +168,17 @@ async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
                 requests=1,
                 last_use_time=timestamp_pb2.Timestamp(seconds=1_700_000_000),
             ),
+            canonical=model_pb2.CanonicalFiles(state=FAILED, reason="gone", done_bytes=1, total_bytes=2),
         )
         await service.report(complete=True, statuses=[model_service_pb2.ModelStatus(id="m", status=said)])
         (found,) = (await service.get("m")).replicas
         said.replica = "text-1"
         assert found == said
         said.reason, said.state, said.next.reason = "x" * 5000, FAILED, "y" * 5000
+        said.canonical.reason = "z" * 5000
         await service.report(statuses=[model_service_pb2.ModelStatus(id="m", status=said)])
         (found,) = (await service.get("m")).replicas
-        assert (len(found.reason), len(found.next.reason)) == (1000, 1000)
+        assert (len(found.reason), len(found.next.reason), len(found.canonical.reason)) == (1000, 1000, 1000)
 
 
 async def test_reports_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) -> None:

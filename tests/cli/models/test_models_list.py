@@ -127,6 +127,27 @@ def test_why_explains_each_replica(models: Commands) -> None:
     assert found["resolutions"][0]["runtimes"][0]["chosen"] is True
 
 
+def test_the_models_own_files_are_shown_while_a_cache_serves(models: Commands) -> None:
+    state = model_pb2.MODEL_STATE_DOWNLOADING
+    fetching = model_pb2.CanonicalFiles(state=state, done_bytes=MIB, total_bytes=4 * MIB)
+    whole = model_pb2.CanonicalFiles(state=model_pb2.MODEL_STATE_READY, done_bytes=4 * MIB, total_bytes=4 * MIB)
+    replicas = [
+        replica("ready", "text-1", artifact="openai/m@v1", canonical=fetching),
+        replica("ready", "text-2", artifact="openai/m@v1", canonical=whole),
+        replica("ready", "text-3", artifact="openai/m@v1"),
+    ]
+    models.catalog.models = {"m": desired("m", replicas=replicas)}
+    runtimes = [pb.RuntimeVerdict(runtime="llama_cpp", chosen=True, able=True, reason="a cache fits")]
+    models.catalog.resolutions = [
+        pb.Resolution(replica=name, device="cpu", runtimes=runtimes) for name in ("text-1", "text-2", "text-3")
+    ]
+    text = models("why", "m").stdout
+    assert "It also keeps the model's own files: downloading: 25% of 4.0 MiB." in text
+    assert "It also keeps the model's own files: complete, 4.0 MiB." in text
+    assert "It does not keep the model's own files: they are local, or ALLM_KEEP_CANONICAL is off." in text
+    assert "own files downloading: 25% of 4.0 MiB" in models("show", "m").stdout
+
+
 def test_why_without_a_service_states_it(models: Commands) -> None:
     models.catalog.models = {"m": desired("m", "pending", reason="no text service is running")}
     text = models("why", "m").stdout

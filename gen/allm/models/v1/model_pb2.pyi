@@ -408,6 +408,7 @@ class ReplicaStatus(_message.Message):
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    CANONICAL_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of the replica, such as `text-1`."""
     state: Global___ModelState.ValueType
@@ -438,6 +439,12 @@ class ReplicaStatus(_message.Message):
     def memory(self) -> Global___MemoryStatus:
         """Its use of this host's memory; absent while it is neither loaded nor loading."""
 
+    @_builtins.property
+    def canonical(self) -> Global___CanonicalFiles:
+        """The model's own files, which the replica keeps besides the artifact in use (ALLM_KEEP_CANONICAL). Absent if no
+        artifact is in use, if the files are local, and if the setting is off.
+        """
+
     def __init__(
         self,
         *,
@@ -453,14 +460,51 @@ class ReplicaStatus(_message.Message):
         peak_memory_bytes: _builtins.int = ...,
         next: Global___NextGeneration | None = ...,
         memory: Global___MemoryStatus | None = ...,
+        canonical: Global___CanonicalFiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "next", b"next"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canonical", b"canonical", "memory", b"memory", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "device", b"device", "done_bytes", b"done_bytes", "generation", b"generation", "memory", b"memory", "next", b"next", "peak_memory_bytes", b"peak_memory_bytes", "reason", b"reason", "replica", b"replica", "runtime", b"runtime", "state", b"state", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "canonical", b"canonical", "device", b"device", "done_bytes", b"done_bytes", "generation", b"generation", "memory", b"memory", "next", b"next", "peak_memory_bytes", b"peak_memory_bytes", "reason", b"reason", "replica", b"replica", "runtime", b"runtime", "state", b"state", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class CanonicalFiles(_message.Message):
+    """A model's own files, kept on a replica that serves an artifact."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    state: Global___ModelState.ValueType
+    """`pending`, `downloading`, `verifying`, `ready` once all are here, or `failed` if the hub has other files than the
+    registration names.
+    """
+    reason: _builtins.str
+    """Reason for the wait of `pending`, or for `failed`; empty otherwise."""
+    done_bytes: _builtins.int
+    """Fetched bytes."""
+    total_bytes: _builtins.int
+    """Total bytes."""
+    def __init__(
+        self,
+        *,
+        state: Global___ModelState.ValueType = ...,
+        reason: _builtins.str = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "reason", b"reason", "state", b"state", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanonicalFiles: _TypeAlias = CanonicalFiles  # noqa: Y015
 
 @_typing.final
 class MemoryStatus(_message.Message):

@@ -1,0 +1,125 @@
+"""`allm models test` and `allm models verify-families`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli.models.catalog import session
+from services.cli.models.options import Address, Json, LoadRuntime, ModelId
+from services.cli.models.page import Page, print_document
+from services.cli.problem import EXIT_PROBLEM
+from services.cli.verify.command import show_outcomes, verify
+from services.cli.verify.families import PREFIX, chosen_families
+from services.cli.verify.family_run import FamilyRun, Result
+from services.cli.verify.record import record, write
+
+HEADERS = ("FAMILY", "MODEL", "FORMAT", "RUNTIME", "RESULT", "DETAIL")
+Checks = Annotated[
+    list[str] | None, typer.Option("--check", metavar="NAME", help="Run only this check, and loading; repeatable.")
+]
+
+
+def verify_model(
+    model_id: ModelId,
+    runtime: LoadRuntime = "",
+    check: Checks = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Skip the checks that need trained weights.")
+    ] = False,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=64, max=1_000_000, help="Approximate tokens of a long prompt.")
+    ] = 1000,
+    record_file: Annotated[
+        Path | None, typer.Option("--record", metavar="FILE", help="Write the result to this file.")
+    ] = None,
+    as_json: Json = False,
+    address: Address = "",
+) -> None:
+    """Check that a text model serves correctly: template, stop tokens, batches, tools and likelihoods."""
+    with session(address) as at:
+        subject, outcomes = verify(
+            at.connection,
+            model_id,
+            Page(error=True).say,
+            runtime=runtime,
+            names=check or [],
+            random=random_weights,
+            prompt_tokens=prompt_tokens,
+        )
+        found = record(subject, outcomes)
+        if record_file:
+            write(found, record_file)
+        if as_json:
+            print_document(found)
+        else:
+            show_outcomes(Page(), subject.model.id, outcomes)
+        if not found["passed"]:
+            raise typer.Exit(EXIT_PROBLEM)
+
+
+def verify_families(
+    family: Annotated[
+        list[str] | None, typer.Option("--family", metavar="NAME", help="Only this family; repeatable.")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", metavar="DIR", help="Folder of the records; default: `$ALLM_HOME/verified`."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help=f"Keep the models, registered as `{PREFIX}NAME`, and their files.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also test those that have passed in an earlier run.")] = False,
+    check: Checks = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list the models; fetch nothing.")] = False,
+    as_json: Json = False,
+    address: Address = "",
+) -> None:
+    """Fetch the smallest published models of each family, test them on every runtime, and record the results.
+
+    Models that this machine cannot hold are reported as not run. The same command continues an interrupted run. The
+    exit status is 1 if a check failed, or if no model was tested.
+    """
+    page = Page()
+    with session(address) as at:
+        models = chosen_families(family or [])
+        if only_list:
+            for each in models:
+                page.say(f"{each.family}: {each.source} ({each.format})")
+            return
+        run = FamilyRun(
+            at=at,
+            into=(into or at.settings.home / "verified").expanduser(),
+            say=Page(error=True).say,
+            names=check or [],
+            keep=keep,
+            again=again,
+            local=not address,
+        )
+        results = []
+        for result in run.results(models):
+            run.say(f"{result.published.source} on {result.runtime}: {result.verdict}: {result.detail}")
+            results.append(result)
+        if as_json:
+            print_document({"results": [each.document() for each in results]})
+        else:
+            _show(page, results, run.into)
+        verdicts = [each.verdict for each in results]
+        if "failed" in verdicts or "passed" not in verdicts:
+            raise typer.Exit(EXIT_PROBLEM)
+
+
+def _show(page: Page, results: list[Result], into: Path) -> None:
+    page.table(
+        HEADERS,
+        [
+            (of.family, of.repository, of.format, each.runtime, each.verdict, each.detail)
+            for each in results
+            for of in [each.published]
+        ],
+    )
+    counts = {word: sum(each.verdict == word for each in results) for word in ("passed", "failed", "not run")}
+    page.say(", ".join(f"{count} {word}" for word, count in counts.items()))
+    page.say(f"Records: {into}")
