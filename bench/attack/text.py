@@ -18,7 +18,15 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def slow_schema(name: str) -> dict[str, Any]:
-    """Returns a schema of 1.6 kB that takes a fifth of a second to compile."""
+    """Returns a schema of 1.6 kB with 4,096 combinations, few of them possible: a fifth of a second to compile."""
+    ways = [
+        {"properties": {name: {"type": kind}}, "required": [name]} for kind in ("string", "integer", "array", "null")
+    ]
+    return {"type": "object", "allOf": [{"anyOf": ways}] * 6}
+
+
+def large_schema(name: str) -> dict[str, Any]:
+    """Returns a schema of 2 kB whose grammar would have 300,000 symbols."""
 
     def one_of(part: int) -> list[dict[str, Any]]:
         names = (f"{name}_{part}_{way}" for way in range(3))
@@ -33,7 +41,7 @@ async def slow_tools(target: Target, requests: int) -> Counter[str]:
 
 
 async def slow_formats(target: Target, requests: int) -> Counter[str]:
-    """Sends requests whose answers have slow schemas, each another one."""
+    """Sends requests whose answers have slow and large schemas, each another one."""
     bodies = [
         {
             "model": CHAT,
@@ -41,7 +49,7 @@ async def slow_formats(target: Target, requests: int) -> Counter[str]:
             "max_tokens": 1,
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "slow", "schema": slow_schema(f"format{number}")},
+                "json_schema": {"name": "slow", "schema": (slow_schema, large_schema)[number % 2](f"format{number}")},
             },
         }
         for number in range(requests)
