@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from collections import Counter
 
 import httpx
@@ -51,17 +52,28 @@ def bombs() -> dict[str, bytes]:
 
 
 async def sound_bombs(target: Target, rounds: int) -> Counter[str]:
-    """Sends all of `bombs` at once to be transcribed, `rounds` times."""
+    """Sends all of `bombs` at once to be transcribed, `rounds` times, and hangs up after the target's time.
+
+    A bystander's short sounds are transcribed meanwhile, and their longest wait is counted, too.
+    """
     files = await asyncio.to_thread(bombs)
-    async with target.client(target.attacker) as client:
+    short = await asyncio.to_thread(silence, "flac", "flac", 1)
+    async with target.client(target.attacker) as client, target.client(target.bystander) as other:
+        calls = [asyncio.create_task(_send(client, name, data)) for _ in range(rounds) for name, data in files.items()]
+        ended = asyncio.create_task(asyncio.wait(calls, timeout=target.seconds))
+        longest, answers = 0.0, []
+        while not ended.done():
+            began = time.monotonic()
+            answers.append(f"a bystander's sound: {await _send(other, 'short', short)}")
+            longest = max(longest, time.monotonic() - began)
+        outcomes = [call.result() if call.done() else "no end yet" for call in calls]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    return Counter([*outcomes, *answers, f"a bystander's sound took at most {longest:.1f} s"])
 
-        async def send(name: str, data: bytes) -> str:
-            form = {"files": {"file": (f"{name}.ogg", data)}, "data": {"model": SPEECH}}
-            return f"{name.partition(',')[0]}: {await outcome(_sent(client, form))}"
 
-        calls = [send(*each) for _ in range(rounds) for each in files.items()]
-        return Counter(await asyncio.gather(*calls))
-
-
-async def _sent(client: httpx.AsyncClient, form: dict[str, object]) -> httpx.Response:
-    return await client.post("/v1/audio/transcriptions", **form)  # type: ignore[arg-type]
+async def _send(client: httpx.AsyncClient, name: str, data: bytes) -> str:
+    files = {"file": (f"{name}.ogg", data)}
+    call = client.post("/v1/audio/transcriptions", data={"model": SPEECH}, files=files)
+    return f"{name}: {await outcome(call)}"
