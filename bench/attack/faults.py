@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -44,11 +45,11 @@ async def clock_jumps(target: Target) -> Counter[str]:
     """Sets the clock of all processes a day ahead, then a day back, while a response is made in the background."""
     found: Counter[str] = Counter()
     clock = target.folder / "clock"
-    body = {"model": CHAT, "input": "Count to a thousand.", "background": True, "max_output_tokens": 1500}
+    body = {"model": CHAT, "input": "Count to a thousand.", "background": True, "max_output_tokens": 150}
     async with target.client(target.attacker) as client:
         for seconds in (DAY, -DAY, 0):
             made = (await client.post("/v1/responses", json=body)).raise_for_status().json()
-            clock.write_text(f"{seconds:+d}")
+            await asyncio.to_thread(_overwrite, clock, struct.pack("d", seconds))
             async with asyncio.timeout(300):
                 while made["status"] in {"queued", "in_progress"}:
                     await asyncio.sleep(target.seconds / 20)
@@ -127,6 +128,11 @@ async def templates(target: Target, requests: int) -> Counter[str]:
 
         calls = [ask(*each) for each in enumerate(TEMPLATES) for _ in range(requests)]
         return Counter(await asyncio.gather(*calls))
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    with path.open("r+b") as file:  # the same file, which others have mapped
+        file.write(data)
 
 
 async def _writes(client: httpx.AsyncClient) -> Counter[str]:

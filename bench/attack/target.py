@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,13 @@ from services.models.demo.text_demo import install_demo
 CHAT, EMBEDDINGS, SPEECH, IMAGES = "smollm2-135m-instruct", "all-minilm-l6-v2", "whisper-tiny.en", "shapes-sd"
 # plain: as installed; clock: the clock can be set; disk: a disk of its own; models: the models are those of a file.
 Kind = Literal["plain", "clock", "disk", "models"]
-FAKETIME = "faketime/libfaketimeMT.so.1"  # of Debian's package libfaketime
+SET_CLOCK = """
+import mmap, struct, time
+real = time.time
+with open({path!r}, "rb") as file:
+    ahead = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+time.time = lambda: real() + struct.unpack("d", ahead)[0]
+"""
 SECONDS = 20.0
 DISK_BYTES = 4 * 1024**3  # sparse
 DISK_INODES = 4096
@@ -101,17 +108,15 @@ def started(kind: Kind = "plain", seconds: float = SECONDS) -> Iterator[Target]:
 
 
 def _own_clock(folder: Path) -> dict[str, str]:
-    """Returns the environment of processes whose clock follows `clock` in the folder: `+0` is the true time."""
-    library = next(Path("/usr/lib").glob(f"*/{FAKETIME}"), None)
-    if library is None:
-        raise CannotAttack("libfaketime is not installed")
-    (folder / "clock").write_text("+0")
-    return {
-        "LD_PRELOAD": str(library),
-        "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_CACHE_DURATION": "1",
-    }
+    """Returns the environment of processes whose clock is ahead by the seconds in `clock`, a float64 in the folder.
+
+    All of allm's processes are Python's. Envoy counts only monotonic time, and does not start under libfaketime.
+    """
+    (folder / "clock").write_bytes(struct.pack("d", 0.0))
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SET_CLOCK.format(path=str(folder / "clock")))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
 
 
 @contextmanager
