@@ -6,25 +6,24 @@ The bystander's requests must all succeed, and none may wait much longer than al
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import os
 import resource
-import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
-import psutil
-
-from bench.attack import edge, text
+from bench.attack import edge, faults, sound, text
 from bench.attack.bystander import Bystander, bystander
 from bench.attack.edge import MIB
-from bench.attack.target import Target, started
+from bench.attack.memory import Peaks, limits, peaks
+from bench.attack.target import SECONDS, CannotAttack, Kind, Target, started
 
 ALONE_SECONDS = 10.0
-HELD_SECONDS = 20.0  # how long an attacker holds what it got
 MOST_WAIT_SECONDS = 5.0  # beyond the longest wait alone
+SHOWN_PROCESSES = 8
 FILES = 20_000  # open files of this process, if the system allows so many
 
 
@@ -35,29 +34,19 @@ class Attack:
     means: str  # what the attacker has and does
     run: Callable[[Target], Awaitable[Counter[str]]]  # returns how often the attacker got which answer
     fault: bool = False  # a process hangs: requests may fail until it is replaced
+    kind: Kind = "plain"  # of the stack
 
 
-async def held(attack: Callable[[edge.Hold], Awaitable[Counter[str]]]) -> Counter[str]:
-    """Runs an attack that holds something, and lets go after HELD_SECONDS."""
+async def held(target: Target, attack: Callable[[edge.Hold], Awaitable[Counter[str]]]) -> Counter[str]:
+    """Runs an attack that holds something, and lets go after the target's time."""
     hold = edge.Hold()
     running = asyncio.ensure_future(attack(hold))
     full = asyncio.ensure_future(hold.full.wait())
     await asyncio.wait((running, full), return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.sleep(HELD_SECONDS)
+    await asyncio.sleep(target.seconds)
     hold.over.set()
     full.cancel()
     return await running
-
-
-async def hung(target: Target, name: str) -> Counter[str]:
-    """Stops a process, and waits until another one is in its place."""
-    found = next(
-        each for each in psutil.Process(target.pid).children(recursive=True) if name in " ".join(each.cmdline())
-    )
-    os.kill(found.pid, signal.SIGSTOP)
-    while psutil.pid_exists(found.pid):  # noqa: ASYNC110 (a process of another parent has no event)
-        await asyncio.sleep(0.1)
-    return Counter(replaced=1)
 
 
 ATTACKS: Mapping[str, Attack] = {
@@ -69,48 +58,84 @@ ATTACKS: Mapping[str, Attack] = {
     "stored": Attack("a key: 8 stored responses of 5 MB", lambda to: text.stored(to, 8)),
     "watches": Attack(
         "no key: 5,000 Health/Watch on 10 connections",
-        lambda to: held(lambda hold: edge.health_watches(f"{to.host}:{to.port}", hold)),
+        lambda to: held(to, lambda hold: edge.health_watches(f"{to.host}:{to.port}", hold)),
     ),
     "connections": Attack(
         "no key: 10,200 connections that send nothing",
-        lambda to: held(lambda hold: edge.idle_connections(to.host, to.port, hold)),
+        lambda to: held(to, lambda hold: edge.idle_connections(to.host, to.port, hold)),
     ),
     "bodies": Attack(
         "a key: 45 bodies of 31 MB without their last byte",
-        lambda to: held(lambda hold: edge.unfinished_bodies(to.host, to.port, hold, key=to.attacker)),
+        lambda to: held(to, lambda hold: edge.unfinished_bodies(to.host, to.port, hold, key=to.attacker)),
     ),
     "uploads": Attack(
         "a key: 60 pictures of 10 MB without their last byte",
         lambda to: held(
+            to,
             lambda hold: edge.unfinished_bodies(
                 to.host, to.port, hold, bodies=60, size=10 * MIB, path="/v1/images/edits", key=to.attacker, form="image"
-            )
+            ),
         ),
     ),
-    "hung-authorizer": Attack("a fault: the authorizer is stopped", lambda to: hung(to, "services.authorizer"), True),
-    "hung-gateway": Attack("a fault: Envoy is stopped", lambda to: hung(to, "envoy --"), True),
-    "hung-catalog": Attack("a fault: the catalog is stopped", lambda to: hung(to, "services.catalog"), True),
+    "slow-uploads": Attack(
+        "a key: 60 pictures of 10 MB that arrive at a byte a second",
+        lambda to: held(
+            to,
+            lambda hold: edge.unfinished_bodies(
+                to.host,
+                to.port,
+                hold,
+                bodies=60,
+                size=10 * MIB,
+                path="/v1/images/edits",
+                key=to.attacker,
+                form="image",
+                drip=1,
+            ),
+        ),
+    ),
+    "slow-readers": Attack(
+        "a key: 200 chats that are read at a byte a second",
+        lambda to: held(to, lambda hold: edge.slow_readers(to.host, to.port, hold, text.LONG, key=to.attacker)),
+    ),
+    "sound-bombs": Attack(
+        "a key: 14 Ogg and FLAC files of 4 to 20 hours, or that claim centuries", lambda to: sound.sound_bombs(to, 2)
+    ),
+    "templates": Attack(
+        "an operator: models with hostile chat templates, 8 chats each", lambda to: faults.templates(to, 8)
+    ),
+    "clock": Attack("a fault: the clock is set a day ahead, and two days back", faults.clock_jumps, kind="clock"),
+    "no-inodes": Attack("a fault: the disk has no inodes", faults.no_inodes, kind="disk"),
+    "frozen-disk": Attack("a fault: every write to the disk waits", faults.frozen_disk, kind="disk"),
+    "cut-models-file": Attack("an operator: a models file that is cut", faults.cut_models_file, kind="models"),
+    "hung-authorizer": Attack(
+        "a fault: the authorizer is stopped", lambda to: faults.hung(to, "services.authorizer"), True
+    ),
+    "hung-gateway": Attack("a fault: Envoy is stopped", lambda to: faults.hung(to, "envoy --"), True),
+    "hung-catalog": Attack("a fault: the catalog is stopped", lambda to: faults.hung(to, "services.catalog"), True),
 }
 
 
-async def attacked(target: Target, names: list[str]) -> bool:
+async def attacked(target: Target, names: Iterable[str]) -> bool:
     """Runs attacks one after the other and prints the results. Returns False if the bystander was harmed."""
     await ready(target)
-    async with bystander(target) as alone:
-        await asyncio.sleep(ALONE_SECONDS)
-    _print("alone", "", Counter(), alone, target)
-    harmless = True
-    for name in names:
-        attack = ATTACKS[name]
-        async with bystander(target) as beside:
-            await asyncio.sleep(1.0)  # it is connected: new clients may have to wait while the gateway is full
-            outcome = await attack.run(target)
-        _print(name, attack.means, outcome, beside, target)
-        if attack.fault:
-            await ready(target)
-        else:
-            harmless &= not beside.failed and beside.longest < alone.longest + MOST_WAIT_SECONDS
-    return harmless
+    async with peaks(target.pid) as most:
+        async with bystander(target) as alone:
+            await asyncio.sleep(ALONE_SECONDS)
+        _print("alone", "", Counter(), alone)
+        harmless = True
+        for name in names:
+            attack = ATTACKS[name]
+            async with bystander(target) as beside:
+                await asyncio.sleep(1.0)  # it is connected: new clients may have to wait while the gateway is full
+                outcome = await attack.run(target)
+            _print(name, attack.means, outcome, beside)
+            if attack.fault:
+                await ready(target)
+            else:
+                harmless &= not beside.failed and beside.longest < alone.longest + MOST_WAIT_SECONDS
+    _print_peaks(most)
+    return harmless and not most.passing()
 
 
 async def ready(target: Target) -> None:
@@ -122,27 +147,49 @@ async def ready(target: Target) -> None:
             return
 
 
-def _print(name: str, means: str, outcome: Counter[str], beside: Bystander, target: Target) -> None:
+def _print(name: str, means: str, outcome: Counter[str], beside: Bystander) -> None:
     waits = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in beside.waits.items())
-    sizes = sorted(target.memory().items(), key=lambda item: -item[1])[:3]
     print(f"{name}: {means}")
     print(f"    the bystander: {beside.calls} calls, {len(beside.failed)} failed; the longest waits: {waits}")
     for reason in beside.failed[:1]:
         print(f"    such as {reason}")
     if outcome:
         print(f"    the attacker got {', '.join(f'{count} x {what}' for what, count in outcome.items())}")
-    print(f"    memory: {', '.join(f'{process} {size // MIB} MiB' for process, size in sizes)}", flush=True)
+    sys.stdout.flush()
+
+
+def _print_peaks(most: Peaks) -> None:
+    print("peak memory, and the limit of each container in the chart:")
+    for container, limit in limits().items():
+        size = most.containers.get(container, 0)
+        passes = "   PASSES ITS LIMIT" if size > limit else ""
+        print(f"    {container}: {size // MIB} of {limit // MIB} MiB{passes}")
+    for process, size in sorted(most.processes.items(), key=lambda item: -item[1])[:SHOWN_PROCESSES]:
+        print(f"    {process}: {size // MIB} MiB")
+    sys.stdout.flush()
 
 
 def main() -> int:
     """Attacks with the named attacks, or with all."""
-    names = sys.argv[1:] or list(ATTACKS)
+    parser = argparse.ArgumentParser(prog="python -m bench.attack", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all, which are {', '.join(ATTACKS)}")
+    about = "how long an attacker holds what it got, and a fault lasts; 3600 for slow uploads of an hour (default: 20)"
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=about)
+    asked = parser.parse_args()
+    names = asked.names or list(ATTACKS)
     if unknown := set(names) - ATTACKS.keys():
-        raise SystemExit(f"there is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}")
+        parser.error(f"there is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES if most == resource.RLIM_INFINITY else min(FILES, most), most))
-    with started() as target:
-        return 0 if asyncio.run(attacked(target, names)) else 1
+    harmless = True
+    for kind, some in groupby(names, key=lambda name: ATTACKS[name].kind):
+        group = list(some)
+        try:
+            with started(kind, asked.seconds) as target:
+                harmless &= asyncio.run(attacked(target, group))
+        except CannotAttack as reason:
+            print(f"{', '.join(group)}: left out, {reason}", flush=True)
+    return 0 if harmless else 1
 
 
 if __name__ == "__main__":

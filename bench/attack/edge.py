@@ -1,4 +1,4 @@
-"""Attacks on the gateway's edge by one client: health watches, idle connections, unfinished request bodies.
+"""Attacks on the gateway's edge by one client: health watches, idle connections, unfinished bodies, slow reading.
 
 Every attack keeps what it got until the gateway has ended all of it or `Hold.over` is set, so that a bystander can be
 measured in the meantime.
@@ -7,6 +7,7 @@ measured in the meantime.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -81,10 +82,13 @@ async def unfinished_bodies(
     path: str = "/v1/chat/completions",
     key: str = "",
     form: str = "",
+    drip: int = 0,
 ) -> Counter[str]:
     """Sends request bodies without their last byte; counts `held`, `closed`, and the HTTP statuses of answers.
 
-    `form`: the bodies are forms with a file of this name; empty: JSON.
+    Args:
+        form: the bodies are forms with a file of this name; empty: JSON.
+        drip: bytes of each body that are sent per second; 0: as many as the gateway takes.
     """
     credentials = f"authorization: Bearer {key}\r\n" if key else ""
     kind = "multipart/form-data; boundary=limit" if form else "application/json"
@@ -101,10 +105,14 @@ async def unfinished_bodies(
         try:
             writer.write(request)
             left = size
+            if drip:
+                settled.set()
             while left and not answer.done():
-                writer.write(chunk[:left])
-                left -= min(left, len(chunk))
+                writer.write(chunk[: min(left, drip or left)])
+                left -= min(left, drip or len(chunk), len(chunk))
                 await writer.drain()
+                if drip:
+                    await asyncio.wait((answer,), timeout=1.0)
             settled.set()
             line = await answer
             return line.split(b" ")[1].decode() if line else CLOSED
@@ -115,6 +123,42 @@ async def unfinished_bodies(
             writer.transport.abort()
 
     return await _attack(hold, send, bodies)
+
+
+async def slow_readers(
+    host: str, port: int, hold: Hold, body: bytes, readers: int = 200, key: str = ""
+) -> Counter[str]:
+    """Asks for chat completions and reads one byte a second; counts `held`, and how the answers ended.
+
+    An answer's end is its HTTP status, and whether it was whole.
+    """
+    credentials = f"authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{credentials}"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    async def read(_: int, settled: asyncio.Event) -> str:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the kernel buffers as little as it can
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        found = b""
+        try:
+            await loop.sock_connect(sock, (host, port))
+            await loop.sock_sendall(sock, request)
+            settled.set()
+            while byte := await loop.sock_recv(sock, 1):
+                found += byte
+                if not found.startswith(b"HTTP/1.1 200"[: len(found)]):  # a refusal is read at once
+                    found += await loop.sock_recv(sock, 4096)
+                    break
+                await asyncio.sleep(1.0)
+        except OSError:
+            pass
+        finally:
+            sock.close()
+        return found.split(b" ")[1].decode() if b" " in found else CLOSED
+
+    return await _attack(hold, read, readers)
 
 
 async def _attack(hold: Hold, attempt: Callable[[int, asyncio.Event], Awaitable[str]], times: int) -> Counter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 import httpx
@@ -15,10 +16,19 @@ _encode = msgspec.json.Encoder().encode
 MEGABYTE = 1_000_000
 SHOWN = 60  # characters of a message
 HELLO = [{"role": "user", "content": "Hello"}]
+LONG = _encode({"model": CHAT, "messages": HELLO, "max_tokens": 1500, "ignore_eos": True, "stream": True})
 
 
 def slow_schema(name: str) -> dict[str, Any]:
-    """Returns a schema of 1.6 kB that takes a fifth of a second to compile."""
+    """Returns a schema of 1.6 kB with 4,096 combinations, few of them possible: a fifth of a second to compile."""
+    ways = [
+        {"properties": {name: {"type": kind}}, "required": [name]} for kind in ("string", "integer", "array", "null")
+    ]
+    return {"type": "object", "allOf": [{"anyOf": ways}] * 6}
+
+
+def large_schema(name: str) -> dict[str, Any]:
+    """Returns a schema of 2 kB whose grammar would have 300,000 symbols."""
 
     def one_of(part: int) -> list[dict[str, Any]]:
         names = (f"{name}_{part}_{way}" for way in range(3))
@@ -29,11 +39,11 @@ def slow_schema(name: str) -> dict[str, Any]:
 
 async def slow_tools(target: Target, requests: int) -> Counter[str]:
     """Sends requests with 128 strict tools each, 200 kB in all, whose schemas take half a minute to compile."""
-    return await _post(target, "/v1/chat/completions", [_tools(number) for number in range(requests)])
+    return await post(target, "/v1/chat/completions", [_tools(number) for number in range(requests)])
 
 
 async def slow_formats(target: Target, requests: int) -> Counter[str]:
-    """Sends requests whose answers have slow schemas, each another one."""
+    """Sends requests whose answers have slow and large schemas, each another one."""
     bodies = [
         {
             "model": CHAT,
@@ -41,19 +51,19 @@ async def slow_formats(target: Target, requests: int) -> Counter[str]:
             "max_tokens": 1,
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "slow", "schema": slow_schema(f"format{number}")},
+                "json_schema": {"name": "slow", "schema": (slow_schema, large_schema)[number % 2](f"format{number}")},
             },
         }
         for number in range(requests)
     ]
-    return await _post(target, "/v1/chat/completions", bodies)
+    return await post(target, "/v1/chat/completions", bodies)
 
 
 async def long_inputs(target: Target, requests: int) -> Counter[str]:
     """Sends requests to embed 30 MB of short words, and 12 MB of a single one."""
     inputs = ["a " * (15 * MEGABYTE), "a" * (12 * MEGABYTE)]
     bodies = [{"model": EMBEDDINGS, "input": inputs[number % 2]} for number in range(requests)]
-    return await _post(target, "/v1/embeddings", bodies)
+    return await post(target, "/v1/embeddings", bodies)
 
 
 async def many_messages(target: Target, requests: int) -> Counter[str]:
@@ -63,12 +73,12 @@ async def many_messages(target: Target, requests: int) -> Counter[str]:
         {"model": CHAT, "messages": [{"role": "user", "content": "a"}] * counts[number % 3]}
         for number in range(requests)
     ]
-    return await _post(target, "/v1/chat/completions", bodies)
+    return await post(target, "/v1/chat/completions", bodies)
 
 
 async def full_queue(target: Target, requests: int) -> Counter[str]:
     """Sends more chats than can wait."""
-    return await _post(target, "/v1/chat/completions", [{"model": CHAT, "messages": HELLO, "max_tokens": 4}] * requests)
+    return await post(target, "/v1/chat/completions", [{"model": CHAT, "messages": HELLO, "max_tokens": 4}] * requests)
 
 
 async def stored(target: Target, requests: int) -> Counter[str]:
@@ -76,7 +86,7 @@ async def stored(target: Target, requests: int) -> Counter[str]:
     tool = {"type": "function", "name": "fat", "description": "a" * (5 * MEGABYTE), "parameters": None}
     tools = [tool, {**tool, "name": "thin", "description": ""}]
     body = {"model": CHAT, "input": "Hello", "tools": tools, "tool_choice": "none", "max_output_tokens": 1}
-    return await _post(target, "/v1/responses", [body] * requests)
+    return await post(target, "/v1/responses", [body] * requests)
 
 
 def _tools(number: int) -> dict[str, Any]:
@@ -90,17 +100,20 @@ def _tools(number: int) -> dict[str, Any]:
     return {"model": CHAT, "messages": HELLO, "tools": tools, "max_tokens": 1}
 
 
-async def _post(target: Target, path: str, bodies: list[dict[str, Any]]) -> Counter[str]:
+async def post(target: Target, path: str, bodies: list[dict[str, Any]]) -> Counter[str]:
     """Sends all requests at once; returns how often each status and error code came back."""
     # Encoded in a thread: the bystander's calls run on this loop.
     encoded = [await asyncio.to_thread(_encode, body) for body in bodies]
     async with target.client(target.attacker) as client:
-        return Counter(await asyncio.gather(*(_outcome(client, path, body) for body in encoded)))
+        headers = {"content-type": "application/json"}
+        calls = (outcome(client.post(path, content=body, headers=headers)) for body in encoded)
+        return Counter(await asyncio.gather(*calls))
 
 
-async def _outcome(client: httpx.AsyncClient, path: str, body: bytes) -> str:
+async def outcome(call: Awaitable[httpx.Response]) -> str:
+    """Returns the status of an answer, with the beginning of an error's message; or the fault of the connection."""
     try:
-        answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+        answer = await call
     except httpx.HTTPError as error:
         return type(error).__name__
     message = answer.json()["error"]["message"] if answer.is_error else ""

@@ -99,7 +99,7 @@ class ImageFiles:
 
     def _read(self, name: str) -> bytes:
         with (self._folder / name).open("rb") as file:
-            if time.time() - os.fstat(file.fileno()).st_mtime > self._kept_seconds:
+            if self._is_expired(os.fstat(file.fileno())):
                 raise FileNotFoundError(name)
             return file.read()
 
@@ -113,16 +113,19 @@ class ImageFiles:
 
     def _sweep(self) -> None:
         """Removes expired pictures. Files that are not ours stay untouched."""
-        oldest = time.time() - self._kept_seconds
         size = 0
         for path in self._ours():
             with contextlib.suppress(FileNotFoundError):  # another replica was faster
                 status = path.lstat()
-                if status.st_mtime < oldest:
+                if self._is_expired(status):
                     path.unlink()
                 else:
                     size += status.st_size
         self._size = size
+
+    def _is_expired(self, status: os.stat_result) -> bool:
+        """Returns True also for a picture of a clock that was ahead: it would keep its place until then."""
+        return abs(time.time() - status.st_mtime) > self._kept_seconds
 
     def _ours(self) -> Iterator[Path]:
         for path in self._folder.iterdir():

@@ -49,7 +49,7 @@ class Gate(Protocol):
 class ModelManager(Generic[R]):
     """The manager of loaded models: leases them, and loads them on first use.
 
-    `clock`: seconds since the epoch, for `last_used`; `monotonic`: monotonic seconds, for the back-off.
+    `clock`: seconds since the epoch, for `last_used`; `monotonic`: monotonic seconds, for idle times and the back-off.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ModelManager(Generic[R]):
         self._slots: dict[ResidentKey, Slot[R]] = {}
         self._leaving: set[Slot[R]] = set()  # they take no new leases; they are ending, or wait for their last lease
         self._died: set[ResidentKey] = set()  # their next successful load counts as a worker restart
+        self._monotonic = monotonic
         self._backoff = Backoff(monotonic)
         self._refused: dict[ResidentKey, AllmError] = {}
         self._pinned: set[str] = set()
@@ -222,7 +223,7 @@ class ModelManager(Generic[R]):
             del self._slots[key]
             self._bury(slot)
         self._backoff.check(key)
-        slot = Slot(descriptor, runtime, self._clock)
+        slot = Slot(descriptor, runtime, self._clock, self._monotonic)
         before = [one for one in self._leaving if one.key == key and not one.leases]
         slot.span = tracing.open_span("load", {"gen_ai.request.model": key.model_id, "allm.runtime": key.runtime})
         slot.task = asyncio.create_task(self._timed_load(slot, before))

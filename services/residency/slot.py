@@ -25,8 +25,17 @@ class Slot(Generic[R]):
 
     task: asyncio.Task[R]  # the load; set by its starter
 
-    def __init__(self, descriptor: ModelDescriptor, runtime: Runtime, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since the epoch, because the services of a host compare them."""
+    def __init__(
+        self,
+        descriptor: ModelDescriptor,
+        runtime: Runtime,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: seconds since the epoch, which callers see and the services of a host compare; it may be set.
+
+        `monotonic`: monotonic seconds.
+        """
         self.descriptor = descriptor
         self.runtime = runtime
         self.key: ResidentKey = resident_key(descriptor, runtime)
@@ -36,8 +45,9 @@ class Slot(Generic[R]):
         self.leases = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        self.last_used = clock()
         self._clock = clock
+        self._monotonic = monotonic
+        self._use()
         self._awaiting = 0  # requests that wait for the load
         self._part: ModelPart | None = None  # its metrics
         self.span: Span | None = None  # of the load
@@ -89,15 +99,23 @@ class Slot(Generic[R]):
     def take(self) -> None:
         """Adds a lease."""
         self.leases += 1
-        self.last_used = self._clock()
+        self._use()
         self.idle.clear()
 
     def give_back(self) -> None:
         """Ends a lease."""
         self.leases -= 1
-        self.last_used = self._clock()
+        self._use()
         if not self.leases:
             self.idle.set()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since its last use."""
+        return self._monotonic() - self._used
+
+    def _use(self) -> None:
+        self.last_used, self._used = self._clock(), self._monotonic()
 
     @contextmanager
     def awaited(self) -> Iterator[None]:

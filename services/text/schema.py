@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from services.errors import InvalidRequest
-from services.text.engine.constraint import in_one_line
+from services.text.engine.constraint import LIMITS, in_one_line
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
@@ -65,6 +65,7 @@ _KEYWORDS = {
     "Resource": "$ref",
     "Unsatisfiable schema: schema is false": "false",
 }
+_LIMITS = LLParserLimits(**LIMITS, verbose_errors=False)  # the worker has the same
 _ADVICE = ". Enable 'coerce_one_of'"  # only the compiler's direct callers can follow it
 
 
@@ -163,7 +164,8 @@ def _crowded(schema: Any) -> str:
 
 def _problem(schema: dict[str, Any]) -> str:
     """Returns the compiler's error on one line; empty if the schema compiles."""
-    problem = in_one_line(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))))
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    problem = in_one_line(LLMatcher.validate_grammar(grammar, limits=_LIMITS))
     problem = problem.partition(_ADVICE)[0]
     for words, keyword in _KEYWORDS.items():
         if problem.startswith(words):

@@ -56,10 +56,12 @@ async def test_expired_entries_are_not_served_and_are_removed(tmp_path: Path, mo
     stranger.write_bytes(b"not ours")
     async with kept(tmp_path) as files:
         name = (await files.keep(b"old", "png")).rpartition("/")[2]
-    left = tmp_path / f"{'b' * 32}.png.part"
+    left, early = tmp_path / f"{'b' * 32}.png.part", tmp_path / f"{'c' * 32}.png"
     left.write_bytes(b"of a crash")
+    early.write_bytes(b"of a clock that was ahead")
     for path in (tmp_path / name, left, stranger):
         os.utime(path, (time.time() - 3700, time.time() - 3700))
+    os.utime(early, (time.time() + 4000, time.time() + 4000))
     unswept = ImageFiles(tmp_path, 1000, PUBLIC)
     with pytest.raises(ImageNotFound, match="60 minutes"):
         await unswept.read(name)

@@ -211,7 +211,6 @@ class SmallHost:
             made.admission,
             kept,
             readings,
-            clock=self.clock,
             monotonic=self.monotonic,
         )
         server = grpc.aio.server()

@@ -26,6 +26,7 @@ from services.models.desired import ImageDefaults
 
 MAX_FILE_BYTES = 1024 * 1024  # the limit of a ConfigMap
 MAX_ENTRIES = 1000
+_REQUIRED = ("id", "source", "format")
 _TEXTS = ("id", "source", "revision", "format", "modality", "base", "runtime")
 _KEYS = (
     "id",
@@ -91,7 +92,7 @@ class ModelsFile:
     declarations: tuple[Declaration, ...]
     problems: tuple[Problem, ...]
     named: frozenset[str]  # ids of all entries, including the invalid ones
-    complete: bool  # whether every entry has an id; otherwise removed entries cannot be determined
+    complete: bool  # whether every entry has what it must have; otherwise entries may be missing, and none is removed
 
 
 def read_file(path: Path) -> bytes:
@@ -120,11 +121,15 @@ def read_models(data: bytes) -> ModelsFile:
         line = data.count(b"\n", 0, error.start) + 1
         raise Wrong(line, "", "it is not UTF-8") from error
     # JSON allows tabs between tokens and YAML does not; inside JSON strings they cannot occur.
-    document = read_yaml(text.replace("\t", " ") if text.lstrip().startswith("{") else text)
+    braced = text.lstrip().startswith("{")
+    document = read_yaml(text.replace("\t", " ") if braced else text)
     fields = document.fields(("models",))
     if "models" not in fields:  # not a reason to remove all models: the file may be half written
         raise Wrong(document.line, "models", "the list of models is missing: `models: []` declares none")
     entries = fields["models"].items(MAX_ENTRIES)
+    if entries and not braced and not text.endswith("\n"):
+        line = len(text.splitlines())
+        raise Wrong(line, "", "the file ends within its last line, so it may be half written: end it with a line break")
     named = [entry.peek("id") for entry in entries]
     taken = dict.fromkeys(named, "")  # name -> id of the alias's owner, empty for an id; ids precede all aliases
     declarations: dict[str, Declaration] = {}
@@ -142,7 +147,7 @@ def read_models(data: bytes) -> ModelsFile:
         declarations=tuple(declarations.values()),
         problems=tuple(problems),
         named=frozenset(named),
-        complete=all(named),
+        complete=all(entry.peek(name) for entry in entries for name in _REQUIRED),
     )
 
 
@@ -157,7 +162,7 @@ def _check_aliases(declaration: Declaration, taken: Mapping[str, str]) -> None:
 
 def _declaration(entry: Marked, before: Mapping[str, Declaration]) -> Declaration:
     fields = entry.fields(_KEYS)
-    for name in ("id", "source", "format"):
+    for name in _REQUIRED:
         if name not in fields:
             raise Wrong(entry.line, f"{entry.key}.{name}", f"{entry.key} must have {name!r}")
     if earlier := before.get(entry.peek("id")):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +22,15 @@ LAUNCHER = "services.cli.serve.child"
 LIFELINE_VARIABLE = "ALLM_LIFELINE_FD"
 READ_BYTES = 65536
 MAX_LINE_BYTES = 1024 * 1024
+WAITING = 256  # writes of a log that may wait for the disk, mostly of a few lines
+FLUSH_SECONDS = 2.0
 
 
 class LogFile:
-    """Appends lines to a file. A full file is kept once as `NAME.1`, so a log takes 32 MiB at most."""
+    """Appends lines to a file. A full file is kept once as `NAME.1`, so a log takes 32 MiB at most.
+
+    A thread writes, because a disk may let a write wait for minutes.
+    """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
@@ -32,25 +39,35 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         self._size = path.stat().st_size
+        self._waiting: queue.Queue[bytes] = queue.Queue(WAITING)  # empty bytes: the end
+        self._writer = threading.Thread(target=self._write_all, name=f"log {path.name}", daemon=True)
+        self._writer.start()
 
     def write(self, lines: list[bytes]) -> None:
-        """Appends whole lines, given without line ends.
+        """Appends whole lines, given without line ends. Never blocks.
 
-        Lines that a full or broken disk rejects are lost: a child whose output is not read would block.
+        Lines that a full, broken or hanging disk does not take are lost: a child whose output is not read would block.
         """
         self._tail.extend(line.decode("utf-8", "replace") for line in lines)
-        data = b"".join(line + b"\n" for line in lines)
-        with contextlib.suppress(OSError):
-            if self._size and self._size + len(data) > self._max_bytes:
-                self._rotate()
-            self._size += self._file.write(data) or 0
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(b"".join(line + b"\n" for line in lines))
 
     def tail(self) -> list[str]:
         """Returns the last lines written."""
         return list(self._tail)
 
     def close(self) -> None:
-        """Closes the file; later lines are lost."""
+        """Writes the lines that wait, if the disk takes them soon, and closes the file; later lines are lost."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(b"", timeout=FLUSH_SECONDS)
+        self._writer.join(FLUSH_SECONDS)
+
+    def _write_all(self) -> None:
+        while data := self._waiting.get():
+            with contextlib.suppress(OSError):
+                if self._size and self._size + len(data) > self._max_bytes:
+                    self._rotate()
+                self._size += self._file.write(data) or 0
         self._file.close()
 
     def _rotate(self) -> None:

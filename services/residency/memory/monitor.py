@@ -35,7 +35,7 @@ PERCENT = 100
 
 
 class Monitor:
-    """The monitor of one service. `clock`: seconds since the epoch; `monotonic`: monotonic seconds."""
+    """The monitor of one service. `monotonic`: monotonic seconds."""
 
     def __init__(
         self,
@@ -46,7 +46,6 @@ class Monitor:
         settings: ResidencySettings,
         readings: Readings,
         *,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
@@ -55,7 +54,6 @@ class Monitor:
         self._admission = admission
         self._settings = settings
         self._readings = readings
-        self._clock = clock
         self._monotonic = monotonic
         self._pressed: dict[str, str] = {}  # devices over their limit at the last reading -> the reason
         self._awaited: dict[str, float] = {}  # neighbours' reservations that should be unloaded -> since when
@@ -90,7 +88,7 @@ class Monitor:
     async def act(self) -> None:
         """Unloads models that were idle for too long or exceed their limit, and relieves devices over their limit."""
         for slot in self._manager.slots():
-            if not slot.busy and 0 < self._settings.idle_seconds <= self._clock() - slot.last_used:
+            if not slot.busy and 0 < self._settings.idle_seconds <= slot.idle_seconds:
                 await self._manager.evict(slot.key, "idle")
             elif slot.reservation and 0 < self._settings.model_bytes < sum(slot.reservation.devices.values()):
                 await self._manager.evict(slot.key, "budget")

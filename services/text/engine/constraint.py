@@ -19,16 +19,27 @@ from services.worker.messages import EngineError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-COMPILED_GRAMMARS = 16  # cached: callers mostly send the same schema again
+COMPILED_GRAMMARS = 8  # cached, with up to 20 MB each: callers mostly send the same schema again
 MESSAGE_CHARACTERS = 300  # of llguidance's reason for refusing a grammar
-# Limits of a caller's grammar. A lexer state takes up to 2 kB, a unit of fuel about 70 nanoseconds.
-LIMITS: Mapping[str, Any] = MappingProxyType({"max_lexer_states": 50_000, "step_lexer_fuel": 200_000})
+# Limits of a caller's grammar. A lexer state takes up to 2 kB, a unit of a step's fuel about 70 nanoseconds. The first
+# two bound the compilation to 0.4 seconds and 40 MB; 128 tools with 8 parameters each need a quarter of both.
+LIMITS: Mapping[str, Any] = MappingProxyType(
+    {
+        "initial_lexer_fuel": 200_000,
+        "max_grammar_size": 50_000,
+        "max_lexer_states": 50_000,
+        "step_lexer_fuel": 200_000,
+    }
+)
 # Control tokens that grammars write as text. The marks of tool calls and thoughts are control tokens in some models of
 # a family and text in others, and a dialect has one grammar for all of them.
 MARKS = re.compile(
     rb"</?(?:tool_call|tool_response|think|arg_key|arg_value|TOOLCALL|TOOLRESPONSE|function|parameter)>"
     rb"|\[/?(?:TOOL_CALLS|ARGS|CALL_ID|THINK)\]"
 )
+
+# Parts of llguidance's errors about a limit, or about a fault of its own.
+_TOO_COMPLEX = ("too big (limit", "fuel exhausted", "panicked at", "assertion failed")
 
 
 class Constraint:
@@ -68,7 +79,7 @@ class Constraint:
 
 def in_one_line(error: str) -> str:
     """Returns llguidance's reason for refusing a grammar on one line. Its inner errors come with a backtrace."""
-    if "panicked at" in error or "assertion failed" in error:
+    if any(words in error for words in _TOO_COMPLEX):
         return "it is too complex for the compiler"
     return " ".join(error.split())[:MESSAGE_CHARACTERS]
 

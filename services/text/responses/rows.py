@@ -16,6 +16,7 @@ failure_of = msgspec.json.Decoder(Failure).decode
 item_of = msgspec.json.Decoder[Item](Item).decode
 event_of = msgspec.json.Decoder[Event](Event).decode
 VERSION = 1
+# Heartbeats are seconds of the host's monotonic clock.
 SCHEMA = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY,

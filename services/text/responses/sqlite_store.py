@@ -38,7 +38,10 @@ class Database(SharedSqliteFile):
 
 
 class SqliteResponseStore:
-    """See ResponseStore. `clock` returns seconds since 1970."""
+    """See ResponseStore. `clock` returns seconds since 1970.
+
+    `ticks` returns seconds of a clock that all processes of the host share and that nobody sets: heartbeats follow it.
+    """
 
     def __init__(
         self,
@@ -46,11 +49,13 @@ class SqliteResponseStore:
         days: float,
         clock: Callable[[], float] = time.time,
         most_bytes: int = store.MAX_STORED_BYTES,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._most_bytes = most_bytes
         self._seconds = days * store.DAY
         self._clock = clock
+        self._ticks = ticks
         self._written = 0  # bytes since the last sweep
 
     @classmethod
@@ -60,9 +65,10 @@ class SqliteResponseStore:
         days: float,
         clock: Callable[[], float] = time.time,
         most_bytes: int = store.MAX_STORED_BYTES,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> SqliteResponseStore:
         """Opens or creates the file. Raises DatabaseUnusable."""
-        return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock, most_bytes)
+        return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock, most_bytes, ticks)
 
     async def close(self) -> None:
         """Closes the file."""
@@ -153,12 +159,12 @@ class SqliteResponseStore:
 
     async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
         """See ResponseStore."""
-        now = self._clock()
+        now = self._ticks()
 
         def work(connection: sqlite3.Connection) -> int:
             (running,) = connection.execute(
-                f"SELECT count(*) FROM responses WHERE client = ? AND {rows.RUNNING} AND heartbeat >= ?",  # noqa: S608
-                (client, now - store.STALE_SECONDS),
+                f"SELECT count(*) FROM responses WHERE client = ? AND {rows.RUNNING} AND abs(? - heartbeat) <= ?",  # noqa: S608
+                (client, now, store.STALE_SECONDS),
             ).fetchone()
             if running >= store.MAX_BACKGROUND:
                 raise store.crowded(running)
@@ -186,7 +192,7 @@ class SqliteResponseStore:
         """See ResponseStore."""
 
         def work(connection: sqlite3.Connection) -> set[str]:
-            now = self._clock()
+            now = self._ticks()
             connection.executemany(
                 f"UPDATE responses SET heartbeat = ? WHERE id = ? AND runner = ? AND {rows.RUNNING}",  # noqa: S608
                 [(now, response_id, runner) for response_id in making],
@@ -239,8 +245,8 @@ class SqliteResponseStore:
         return self._whole(connection, response)
 
     def _is_orphan(self, row: rows.Row) -> bool:
-        """Returns True if the replica that generates the response is gone."""
-        return row.response.running and row.heartbeat < self._clock() - store.STALE_SECONDS
+        """Returns True if the replica that generates the response is gone. After a reboot, ticks begin at 0 again."""
+        return row.response.running and abs(self._ticks() - row.heartbeat) > store.STALE_SECONDS
 
     def _whole(self, connection: sqlite3.Connection, response: Response) -> Response:
         return msgspec.structs.replace(response, output=rows.items(connection, response.id, rows.OUTPUT))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from services.cli.serve.process import LogFile
+from services.cli.serve.process import WAITING, LogFile
 
 
 def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
@@ -53,10 +54,27 @@ def test_full_disk_loses_output_but_the_reader_continues(tmp_path: Path) -> None
     log.close()
     log = LogFile(tmp_path / "a.log", max_bytes=10)
     log.write([b"kept"])
+    log.close()
+    log = LogFile(tmp_path / "a.log", max_bytes=10)
     (tmp_path / "a.log.1").mkdir()  # makes the rotation fail
     log.write([b"this is lost"])
+    log.close()
     assert log.path.read_bytes() == b"kept\n"
     (tmp_path / "a.log.1").rmdir()
+    log = LogFile(tmp_path / "a.log", max_bytes=10)
     log.write([b"kept again"])
     log.close()
     assert log.path.read_bytes() == b"kept again\n"
+
+
+def test_a_disk_that_hangs_loses_output_but_the_reader_continues(tmp_path: Path) -> None:
+    """Writes to a pipe that nobody reads wait for good, as writes to such a disk do."""
+    path = tmp_path / "a.log"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = LogFile(path)
+    for number in range(2 * WAITING):
+        log.write([b"%d" % number, b"x" * 65536])
+    assert log.tail()[-2] == str(2 * WAITING - 1)
+    os.close(end)  # the write that waits fails, and so do the others
+    log.close()

@@ -87,16 +87,17 @@ async def test_idle_models_are_unloaded(host: SmallHost) -> None:
         for name in ("old-100", "busy-100", "pinned-100"):
             await text.use(name)
         async with text.manager.lease(model("busy-100"), RUNTIME):
-            host.clock.now += 59
+            host.monotonic.now += 59
             await text.use("late-100")
+            host.clock.now += 3600  # a clock that is set says nothing about use
             await text.turn()
             assert text.loaded() == {"old-100", "busy-100", "pinned-100", "late-100"}
-            host.clock.now += 2
+            host.monotonic.now += 2
             await text.turn()
             assert text.loaded() == {"busy-100", "pinned-100", "late-100"}
         await text.turn()
         assert text.loaded() == {"busy-100", "pinned-100", "late-100"}, "its time begins when the request ends"
-        host.clock.now += 61
+        host.monotonic.now += 61
         await text.turn()
         assert text.loaded() == {"pinned-100"}
         assert metric("model_evictions_total", model="old-100", reason="idle") == 1

@@ -9,6 +9,7 @@ import random
 import pytest
 from llguidance import LLMatcher
 
+from bench.attack.text import large_schema
 from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
 from services.worker.messages import EngineError
 
@@ -110,6 +111,19 @@ def test_an_object_of_too_many_optional_properties_fails_once_it_begins() -> Non
     feed(constraint, b"{")
     allowed(constraint)
     assert constraint.fault.code == "INVALID_REQUEST"
+
+
+def test_a_grammar_that_would_take_long_to_compile_is_refused() -> None:
+    with pytest.raises(EngineError, match="too complex for the compiler") as caught:
+        compiler().compile(schema(large_schema("a")))
+    assert caught.value.code == "INVALID_REQUEST"
+    tools = (f'"tool{at}" %json {json.dumps(parameters(at))}' for at in range(128))
+    compiler().compile("start: " + " | ".join(tools))
+
+
+def parameters(tool: int) -> dict[str, object]:
+    names = [f"tool{tool}_{at}" for at in range(8)]
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names[:2]}
 
 
 def test_markup_is_no_text_of_an_answer() -> None:

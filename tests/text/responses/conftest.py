@@ -42,7 +42,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> 
     async def open_one() -> ResponseStore:
         if server:
             return RedisResponseStore(server.url, 30, clock)
-        return await SqliteResponseStore.open(tmp_path / "responses.db", 30, clock)
+        return await SqliteResponseStore.open(tmp_path / "responses.db", 30, clock, ticks=clock)
 
     return open_one
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.storage.sqlite_file import DatabaseUnusable
@@ -53,6 +54,21 @@ async def test_the_file_is_private_and_survives(path: Path, clock: Clock) -> Non
     second = await SqliteResponseStore.open(path, 30, clock)
     assert await second.get("ann", "resp_1") == response()
     await second.close()
+
+
+async def test_a_host_whose_clock_is_set_keeps_what_is_running(path: Path, clock: Clock) -> None:
+    """Only the ticks decide, which begin at 0 again after a reboot."""
+    ticks = Clock(1000.0)
+    store = await SqliteResponseStore.open(path, 30, clock, ticks=ticks)
+    running = msgspec.structs.replace(response(), status="in_progress")
+    await store.add_background("ann", running, given(), "runner")
+    for hours in (1, -2):
+        clock.now += hours * 3600
+        assert (await store.get("ann", "resp_1")).status == "in_progress"
+        assert await store.beat("runner", ["resp_1"]) == {"resp_1"}
+    ticks.now = 1.0
+    assert (await store.get("ann", "resp_1")).status == "failed"
+    await store.close()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.attack.text import slow_schema
+from bench.attack.text import large_schema, slow_schema
 from services.auth.caller import Caller, keep_caller
 from services.auth.identity import INFERENCE, Identity
 from services.errors import InvalidRequest
@@ -68,6 +68,18 @@ async def test_a_schema_that_cannot_be_followed_is_refused_by_name() -> None:
         with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
             await schemas.checked(asked(tools=tools))
         assert caught.value.param == "tools[1].parameters"
+
+
+async def test_a_schema_that_the_worker_would_not_compile_is_refused_here_by_name() -> None:
+    large = large_schema("a")
+    async with checker() as schemas:
+        with pytest.raises(InvalidRequest, match="too complex") as caught:
+            await schemas.checked(asked(output=output(large)))
+        assert caught.value.param == "response_format"
+        loose = await schemas.checked(
+            asked(tools=(Tool(name="a", parameters=large, strict=None), Tool(name="b", parameters=CITY, strict=None)))
+        )
+        assert [tool.strict for tool in loose.tools] == [False, True]
 
 
 async def test_all_schemas_of_a_request_share_one_limit_and_others_take_turns() -> None:
