@@ -131,7 +131,7 @@ endef
 # The dependencies of the client examples and other programs that tests start. Go's gRPC would choose an older protobuf.
 PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
 	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server \
-	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium libnuma1 prometheus \
+	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium-headless-shell libnuma1 prometheus \
 	mesa-vulkan-drivers libvulkan-dev glslc spirv-headers
 
 .PHONY: packages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -75,12 +76,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Disables the garbage collector: imports leave no garbage, and the search takes a third of the time."""
+    """Disables the garbage collector: imports leave no garbage, and the search takes a third of the time.
+
+    Later searches skip what the collection has created. It must import no slow library: see tests/late.py.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
+        imported = {"torch", "transformers", "diffusers", "whisper"} & sys.modules.keys()
+        assert not imported, f"collecting the tests imports {imported}: use late()"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,9 @@ class Late:
         object.__setattr__(self, "_name", name)
 
     def __getattr__(self, name: str) -> Any:
+        # While pytest collects, it asks every object for its bases, for `__test__`, and whether it is a mock.
+        if name.startswith("__") or name == "_mock_name":
+            raise AttributeError(name)
         return getattr(import_module(self._name), name)
 
     def __dir__(self) -> list[str]:

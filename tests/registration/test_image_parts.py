@@ -12,17 +12,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import diffusers
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from services.models.demo.copied_demo import WEIGHTS
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original
+from tests.late import late
 from tests.loopback_hub import LoopbackHub
 from tests.operator_side import Operator
+
+diffusers = late("diffusers")
+torch = late("torch")
 
 # Each worker that imports torch and diffusers takes about ten seconds to start.
 pytestmark = pytest.mark.slow
