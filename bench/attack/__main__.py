@@ -1,7 +1,8 @@
 """Attacks a fresh stack, beside a bystander whose longest waits are printed: `python -m bench.attack [NAME ...]`.
 
-The stack is `allm serve` as installed, with keys. The attacker has one machine, and where it says so an ordinary key.
-The bystander's requests must all succeed, and none may wait much longer than alone.
+The stack is `allm serve` with keys, and with the limits that it has beyond loopback. The attacker has one machine, and
+where it says so an ordinary key. The bystander has another address, and opens a connection for each of its requests,
+which must all succeed; none may wait much longer than alone.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ ATTACKS: Mapping[str, Attack] = {
         "no key: 10,200 connections that send nothing",
         lambda to: held(lambda hold: edge.idle_connections(to.host, to.port, hold)),
     ),
+    "reconnections": Attack(
+        "no key: 10,200 connections that send nothing, opened again whenever they are closed",
+        lambda to: held(lambda hold: edge.idle_connections(to.host, to.port, hold, again=True)),
+    ),
     "bodies": Attack(
         "a key: 45 bodies of 31 MB without their last byte",
         lambda to: held(lambda hold: edge.unfinished_bodies(to.host, to.port, hold, key=to.attacker)),
@@ -103,7 +108,7 @@ async def attacked(target: Target, names: list[str]) -> bool:
     for name in names:
         attack = ATTACKS[name]
         async with bystander(target) as beside:
-            await asyncio.sleep(1.0)  # it is connected: new clients may have to wait while the gateway is full
+            await asyncio.sleep(1.0)
             outcome = await attack.run(target)
         _print(name, attack.means, outcome, beside, target)
         if attack.fault:

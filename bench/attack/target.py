@@ -17,6 +17,9 @@ import psutil
 
 from bench.process import Launch, free_port, running
 
+# Loopback has no limit of its own, because there a local proxy may be the only client.
+ADDRESS_CONNECTIONS = 2500  # the default beyond loopback
+BYSTANDER_ADDRESS = "127.0.0.2"  # the attacker's is 127.0.0.1
 CHAT, EMBEDDINGS = "smollm2-135m-instruct", "all-minilm-l6-v2"
 
 
@@ -38,9 +41,16 @@ class Target:
 
     def client(self, key: str) -> httpx.AsyncClient:
         """Returns a client with a key; empty: without one."""
+        return self._client(key, httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)))
+
+    def bystanding_client(self) -> httpx.AsyncClient:
+        """Returns a client of the bystander: it has another address, and opens a connection for each request."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return self._client(self.bystander, httpx.AsyncHTTPTransport(limits=limits, local_address=BYSTANDER_ADDRESS))
+
+    def _client(self, key: str, transport: httpx.AsyncHTTPTransport) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=300.0, limits=limits, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=300.0, transport=transport)
 
     def memory(self) -> dict[str, int]:
         """Returns the resident bytes of each process, by its name and id."""
@@ -57,10 +67,16 @@ class Target:
 
 @contextmanager
 def started() -> Iterator[Target]:
-    """Starts `allm serve` with keys, its settings as installed, in a folder of its own."""
+    """Starts `allm serve` with keys, in a folder of its own, its settings those of a listener beyond loopback."""
     with tempfile.TemporaryDirectory(prefix="allm-attack-") as folder:
         port = free_port()
-        environment = {"ALLM_HOME": folder, "ALLM_PORT": str(port), "ALLM_METRICS_PORT": "0", "ALLM_AUTH": "keys"}
+        environment = {
+            "ALLM_HOME": folder,
+            "ALLM_PORT": str(port),
+            "ALLM_METRICS_PORT": "0",
+            "ALLM_AUTH": "keys",
+            "ALLM_GATEWAY_CONNECTIONS_PER_ADDRESS": str(ADDRESS_CONNECTIONS),
+        }
         command = [sys.executable, "-m", "services.cli"]
         launch = Launch(
             "allm", [*command, "serve"], port, "/healthz", Path(folder) / "attack.log", environment, model=CHAT

@@ -172,6 +172,7 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_GATEWAY_METRICS_HOST": ("::1", "stats_host", "::1"),
         "ALLM_GATEWAY_METRICS_PORT": ("1", "stats_port", 1),
         "ALLM_GATEWAY_CONNECTIONS": ("100", "max_connections", 100),
+        "ALLM_GATEWAY_CONNECTIONS_PER_ADDRESS": ("50", "address_connections", 50),
         "ALLM_GATEWAY_FIRST_BYTE_SECONDS": ("1.5", "first_byte_seconds", 1.5),
         "ALLM_GATEWAY_IDLE_SECONDS": ("90", "idle_seconds", 90.0),
         "ALLM_GATEWAY_BODY_SECONDS": ("60", "body_seconds", 60),
