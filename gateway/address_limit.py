@@ -67,7 +67,7 @@ def network_filters(module: Path) -> list[dict[str, Any]]:
 
 
 def assemble(most: int, start: int) -> bytes:
-    """Returns the module. `most`: connections of an address in a worker thread. `start`: 32 secret bits for the hash."""
+    """Returns the module. `most`: connections of an address in a worker thread. `start`: 32 secret bits of the hash."""
     types = [_signature(0, 0), _signature(1, 1), _signature(4, 1), _signature(2, 0)]
     imports = [
         _name("env") + _name("proxy_get_property") + b"\x00" + _number(_FOUR_TO_ONE),

@@ -8,12 +8,14 @@ which must all succeed; none may wait much longer than alone.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import resource
 import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import psutil
@@ -50,6 +52,12 @@ async def held(attack: Callable[[edge.Hold], Awaitable[Counter[str]]]) -> Counte
     return await running
 
 
+def reconnections(target: Target) -> Counter[str]:
+    """Reconnects for HELD_SECONDS, in a process of its own: the bystander would wait for its event loop."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
+        return attacker.submit(edge.reconnect, target.host, target.port, HELD_SECONDS).result()
+
+
 async def hung(target: Target, name: str) -> Counter[str]:
     """Stops a process, and waits until another one is in its place."""
     found = next(
@@ -78,7 +86,7 @@ ATTACKS: Mapping[str, Attack] = {
     ),
     "reconnections": Attack(
         "no key: 10,200 connections that send nothing, opened again whenever they are closed",
-        lambda to: held(lambda hold: edge.idle_connections(to.host, to.port, hold, again=True)),
+        lambda to: asyncio.to_thread(reconnections, to),
     ),
     "bodies": Attack(
         "a key: 45 bodies of 31 MB without their last byte",

@@ -9,6 +9,7 @@ import grpc
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
 from services.auth.identity_keys import AUTHORIZER, read_key
+from services.auth.token_rates import REQUESTS, TokenLedger, TokenRates
 from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_follower import OPTIONS, KeyFollower
@@ -32,7 +33,9 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     table = KeyTable()
     snapshot = KeySnapshot(settings.home / SNAPSHOT, table)
     known = snapshot.load()
-    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(AuthorizationServicer(Gatekeeper(table, key)), server)
+    rates = request_rates(settings.store.redis_url)
+    servicer = AuthorizationServicer(Gatekeeper(table, key, rates))
+    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(servicer, server)
     own = OwnIdentity(key, AUTHORIZER, settings.model.replica, tls=settings.tls.service)
     channel = own.channel(settings.model.catalog, OPTIONS)
     follower = KeyFollower(channel, table)
@@ -46,10 +49,24 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await snapshot.flush()
+        await rates.close()
         await channel.close()
 
     name = external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"].full_name
     return Application([name], close)
+
+
+def request_rates(redis_url: str) -> TokenRates:
+    """Returns the counts of requests, shared with other gateways if there is a Redis."""
+    if not redis_url:
+        return TokenRates(counted=REQUESTS)
+
+    async def ledger() -> TokenLedger:
+        from services.auth.token_redis import REQUESTS_PREFIX, TokenRedis  # noqa: PLC0415 (an extra of its own)
+
+        return TokenRedis(redis_url, REQUESTS_PREFIX)
+
+    return TokenRates(ledger, counted=REQUESTS)
 
 
 if __name__ == "__main__":

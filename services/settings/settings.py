@@ -197,9 +197,9 @@ class StoreSettings:
     """age at which a stored response is deleted"""
     client_bytes: int = setting.integer("ALLM_STORE_BYTES", 1024 * MIB, 0, 1024 * 1024 * MIB, "bytes", "text")
     """size of the stored responses of one key, at which further ones are refused; 0 stores none"""
-    redis_url: str = setting.redis("ALLM_REDIS_URL", MODALITIES)
+    redis_url: str = setting.redis("ALLM_REDIS_URL", f"{MODALITIES}, authorizer")
     """Redis that stores responses and counts the tokens of keys, in place of `ALLM_HOME`, for replicas on several
-    hosts; `rediss://` is TLS; never logged"""
+    hosts, and the requests of keys, for several gateways; `rediss://` is TLS; never logged"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
