@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import grpc
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
@@ -21,8 +20,6 @@ from services.settings.setting import SettingError
 from services.settings.settings import Settings
 
 SNAPSHOT = "authorizer-keys.json"  # in ALLM_HOME
-# How long a start without a key snapshot waits for the catalog: until then every call would be refused.
-CATALOG_SECONDS = 5.0
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
@@ -32,17 +29,15 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     key = read_key(settings.auth.key_file_of(AUTHORIZER))
     table = KeyTable()
     snapshot = KeySnapshot(settings.home / SNAPSHOT, table)
-    known = snapshot.load()
     rates = request_rates(settings.store.redis_url)
     servicer = AuthorizationServicer(Gatekeeper(table, key, rates))
     external_auth_pb2_grpc.add_AuthorizationServicer_to_server(servicer, server)
     own = OwnIdentity(key, AUTHORIZER, settings.model.replica, tls=settings.tls.service)
     channel = own.channel(settings.model.catalog, OPTIONS)
     follower = KeyFollower(channel, table)
+    if snapshot.load():
+        follower.synced.set()  # the keys of the last run suffice
     tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(snapshot.keep())]
-    if not known:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(follower.synced.wait(), CATALOG_SECONDS)
 
     async def close() -> None:
         for task in tasks:
@@ -53,7 +48,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await channel.close()
 
     name = external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"].full_name
-    return Application([name], close)
+    return Application([name], close, ready=follower.synced.wait)
 
 
 def request_rates(redis_url: str) -> TokenRates:
