@@ -167,7 +167,14 @@ class Gatekeeper:
         if not LEAST_SECONDS <= expires - now <= LIFETIME_SECONDS:  # also where the clock was set back
             expires = now + LIFETIME_SECONDS
             identity = Identity(
-                key.id, frozenset(scopes), key.models, key.tokens_per_minute, expires, key.concurrent_requests
+                key.id,
+                frozenset(scopes),
+                key.models,
+                key.tokens_per_minute,
+                expires,
+                key.concurrent_requests,
+                key.bytes_in_flight,
+                key.stored_bytes,
             )
             text = sign(identity, self._signing)
             signed[scopes] = (text, expires)

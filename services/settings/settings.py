@@ -63,6 +63,12 @@ class ServiceSettings:
         "ALLM_SLOW_CLIENT_SECONDS", 60.0, 0.1, 3600.0, "services", section="Text models"
     )
     """a request is cancelled if its caller reads nothing of the answer for so long"""
+    bytes_in_flight: int = setting.integer(
+        "ALLM_BYTES_IN_FLIGHT", 512 * MIB, MIB, MAX_BYTES, "bytes", "services", section="Who may call"
+    )
+    """bytes of the bodies of all requests to models in a service, at least one of `ALLM_MAX_BODY_BYTES`. One key may
+    use all of them; when they are used up, only keys below an equal share get more. Uploads of sound and image forms
+    have limits of their own"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

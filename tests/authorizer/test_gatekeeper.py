@@ -55,13 +55,15 @@ def ask(name: str = "ann", method: str = "POST", path: str = CHAT_PATH) -> Check
 
 
 async def test_a_known_key_passes_with_a_signed_identity() -> None:
-    key = known("ann", models=("llama*", "m"), tokens_per_minute=500, concurrent_requests=8)
+    key = known(
+        "ann", models=("llama*", "m"), tokens_per_minute=500, concurrent_requests=8, bytes_in_flight=90, stored_bytes=70
+    )
     admitted = await gatekeeper(table(key)).check(ask())
     assert (admitted.client, admitted.rate) == ("key_ann", None)
     identity = verify(admitted.identity, PUBLIC, NOW)
     assert (identity.subject, identity.scopes) == ("key_ann", frozenset({"inference"}))
     assert (identity.models, identity.tokens_per_minute) == (("llama*", "m"), 500)
-    assert identity.concurrent_requests == 8
+    assert (identity.concurrent_requests, identity.bytes_in_flight, identity.stored_bytes) == (8, 90, 70)
     assert shown_key("ann") not in repr(admitted)
 
 

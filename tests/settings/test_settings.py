@@ -190,6 +190,7 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_CHUNK_TOKENS": ("32", "chunk_tokens", 32),
         "ALLM_QUEUE_LIMIT": ("0", "queue_limit", 0),
         "ALLM_QUEUE_TOKENS": ("1000", "queue_tokens", 1000),
+        "ALLM_BYTES_IN_FLIGHT": ("2097152", "bytes_in_flight", 2 * MIB),
         "ALLM_SLOW_CLIENT_SECONDS": ("5", "slow_client_seconds", 5.0),
         "ALLM_PREFIX_CACHE": ("off", "prefix_cache", False),
         "ALLM_DTYPE": ("float32", "dtype", "float32"),
