@@ -9,7 +9,7 @@ WORKDIR /src
 COPY . .
 RUN python -m venv --without-pip /opt/allm
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -m pip --python /opt/allm/bin/python install --constraint constraints.txt ".[gateway,traces]"
+    python -m pip --python /opt/allm/bin/python install --constraint constraints.txt ".[gateway,redis,traces]"
 
 FROM ${PYTHON_IMAGE}
 RUN groupadd --gid 10001 allm \

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway import console, stats, traces
-from gateway.address import KEYS, confined, envoy_address, listen_address, needs_dns
+from gateway import address_limit, console, stats, traces
+from gateway.address import KEYS, confined, envoy_address, is_loopback, listen_address, needs_dns
 from gateway.admission import PATH_PATTERN, host_pattern, listed_origins_pattern
 from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
 from gateway.process import connection_limit, worker_count
@@ -83,11 +84,19 @@ LEAST_IDLE_SECONDS = 2.0  # of connections without requests, when there are too 
 # The exact limit of the clients' listener. The global one is also lowered by connections of listeners that it exempts
 # (Envoy 1.40): each of them that is closed lets in one more client. It shows the pressure.
 CONNECTION_LIMIT = "envoy.resource_limits.listener.edge.connection_limit"
+ADDRESSES_TO_FILL = 4  # so many can take all connections, unless ALLM_GATEWAY_CONNECTIONS_PER_ADDRESS is set
+# It waits for the first bytes, so a connection that sends none is closed in time.
+FIRST_BYTE_FILTER = {
+    "name": "envoy.filters.listener.http_inspector",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.listener.http_inspector.v3.HttpInspector",
+    },
+}
 PLAIN = TlsSettings()
 # These two use anchors of the template.
 _LOCAL = (
     '{ "name": "local", "address": %s, "per_connection_buffer_limit_bytes": 262144, "ignore_global_conn_limit": true, '
-    '"filter_chains": [ { "filters": *edge_filters } ] }'
+    '"filter_chains": [ { "filters": [ *http ] } ] }'
 )
 _GROUP_CLUSTER = (
     '{ "name": ${name}, "type": ${discovery}, "load_assignment": { "cluster_name": ${name}, '
@@ -114,6 +123,7 @@ class Gateway:
     tls: TlsSettings = PLAIN  # the certificates
     trace: TraceSettings = NO_TRACES
     local: str = ""  # additional Unix socket to listen on, without TLS; empty: none
+    direct: bool = False  # whether clients connect directly: behind a proxy, all of them have one address
 
     def __post_init__(self) -> None:
         """Raises ValueError if the addresses of a service cannot form one cluster."""
@@ -134,6 +144,10 @@ def write_config(gateway: Gateway) -> Path:
     descriptor.write_bytes(transcoded_descriptors().SerializeToString())
     write_secrets(gateway.folder, gateway.tls.edge, gateway.tls.service)
     console.write_packed(_static_files(gateway), gateway.folder)
+    if most := _address_connections(gateway):
+        share = max(1, most // worker_count(os.cpu_count() or 1))
+        module = address_limit.assemble(share, secrets.randbits(32))
+        (gateway.folder / address_limit.WASM_NAME).write_bytes(module)
     config = gateway.folder / CONFIG_NAME
     config.write_text(render(gateway, descriptor), encoding="utf-8")
     return config
@@ -147,6 +161,8 @@ def render(gateway: Gateway, descriptor: Path) -> str:
     settings, groups = confined(gateway.settings), gateway.groups
     asks = settings.auth == KEYS
     connections = connection_limit(settings.max_connections)
+    limited = _address_connections(gateway) > 0
+    counting = address_limit.network_filters(gateway.folder / address_limit.WASM_NAME) if limited else ()
     runtime = {CONNECTION_LIMIT: connections, **RUNTIME, **traces.runtime(gateway.trace)}
     values = {
         "admin_address": envoy_address(gateway.admin),
@@ -168,6 +184,8 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "authorizer_share": int(asks),  # of healthy authorizers, in percent
         "untouched": console.UNTOUCHED,
         "most_static_bytes": console.MOST_BYTES,
+        # A silent connection reaches a filter that counts it only if no other filter waits for its first byte.
+        "first_byte_filters": [] if limited else [FIRST_BYTE_FILTER],
         **_edge_limits(settings, connections),
         **_named("authorizer", _where((settings.authorizer,) if asks else (), gateway)),
         "runtime": {"layers": [{"name": "settings", "static_layer": runtime}]},
@@ -183,6 +201,7 @@ def render(gateway: Gateway, descriptor: Path) -> str:
     return template.substitute(
         {name: json.dumps(value) for name, value in values.items()},
         local_listener=_entries([_LOCAL % json.dumps(envoy_address(gateway.local))] if gateway.local else [], 2),
+        address_filters=_entries(map(json.dumps, counting), 6),
         group_routes=_entries(map(json.dumps, routes), 14),
         group_clusters=_entries(clusters, 2),
         console_routes=_entries(map(json.dumps, console.routes(_static_files(gateway), gateway.folder)), 14),
@@ -193,6 +212,16 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         trace_clusters=_entries([json.dumps(traces.cluster(gateway.trace))] if gateway.trace.wanted else [], 2),
         parent_mutations=_entries((json.dumps({"remove": name}) for name in _removed(gateway)), 14),
     )
+
+
+def _address_connections(gateway: Gateway) -> int:
+    """Returns how many connections one address may hold; 0: any number."""
+    settings = gateway.settings
+    if settings.address_connections is not None:
+        return settings.address_connections
+    if gateway.direct and settings.auth == KEYS and not is_loopback(settings.host):
+        return max(1, connection_limit(settings.max_connections) // ADDRESSES_TO_FILL)
+    return 0
 
 
 def _edge_limits(settings: GatewaySettings, connections: int) -> dict[str, Any]:

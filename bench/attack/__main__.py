@@ -1,17 +1,20 @@
 """Attacks a fresh stack, beside a bystander whose longest waits are printed: `python -m bench.attack [NAME ...]`.
 
-The stack is `allm serve` as installed, with keys. The attacker has one machine, and where it says so an ordinary key.
-The bystander's requests must all succeed, and none may wait much longer than alone.
+The stack is `allm serve` with keys, and with the limits that it has beyond loopback. The attacker has one machine, and
+where it says so an ordinary key. The bystander has another address, and opens a connection for each of its requests,
+which must all succeed; none may wait much longer than alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import resource
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -49,6 +52,12 @@ async def held(target: Target, attack: Callable[[edge.Hold], Awaitable[Counter[s
     return await running
 
 
+def reconnections(target: Target) -> Counter[str]:
+    """Reconnects for the target's time, in a process of its own: the bystander would wait for its event loop."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
+        return attacker.submit(edge.reconnect, target.host, target.port, target.seconds).result()
+
+
 ATTACKS: Mapping[str, Attack] = {
     "slow-tools": Attack("a key: 8 requests, 128 slow strict tools in each", lambda to: text.slow_tools(to, 8)),
     "slow-formats": Attack("a key: 8 slow schemas for answers", lambda to: text.slow_formats(to, 8)),
@@ -63,6 +72,10 @@ ATTACKS: Mapping[str, Attack] = {
     "connections": Attack(
         "no key: 10,200 connections that send nothing",
         lambda to: held(to, lambda hold: edge.idle_connections(to.host, to.port, hold)),
+    ),
+    "reconnections": Attack(
+        "no key: 10,200 connections that send nothing, opened again whenever they are closed",
+        lambda to: asyncio.to_thread(reconnections, to),
     ),
     "bodies": Attack(
         "a key: 45 bodies of 31 MB without their last byte",
@@ -127,7 +140,7 @@ async def attacked(target: Target, names: Iterable[str]) -> bool:
         for name in names:
             attack = ATTACKS[name]
             async with bystander(target) as beside:
-                await asyncio.sleep(1.0)  # it is connected: new clients may have to wait while the gateway is full
+                await asyncio.sleep(1.0)
                 outcome = await attack.run(target)
             _print(name, attack.means, outcome, beside)
             if attack.fault:

@@ -44,7 +44,7 @@ class Bystander:
 async def bystander(target: Target) -> AsyncIterator[Bystander]:
     """Makes calls of every kind, each kind in a loop of its own, while the block runs, and lets the last ones end."""
     found, over = Bystander(), asyncio.Event()
-    async with target.client(target.bystander) as client:
+    async with target.bystanding_client() as client:
         loops = [asyncio.create_task(_repeat(kind, client, found, over)) for kind in _KINDS]
         try:
             yield found

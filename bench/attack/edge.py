@@ -50,14 +50,24 @@ async def health_watches(address: str, hold: Hold, watches: int = 5000, connecti
 
 
 async def idle_connections(
-    host: str, port: int, hold: Hold, connections: int = 10_200, first: bytes = b""
+    host: str, port: int, hold: Hold, connections: int = 10_200, first: bytes = b"", again: bool = False
 ) -> Counter[str]:
-    """Holds connections that send nothing but the bytes `first`; counts `held` and `closed`."""
+    """Holds connections that send nothing but the bytes `first`; counts `held` and `closed`.
 
-    async def idle(_: int, settled: asyncio.Event) -> str:
+    `again`: opens another one in place of each that is closed.
+    """
+
+    async def idle(number: int, settled: asyncio.Event) -> str:
+        while True:
+            outcome = await once(number, settled)
+            if not again:
+                return outcome
+
+    async def once(_: int, settled: asyncio.Event) -> str:
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=4096)
         except OSError:
+            settled.set()
             return CLOSED
         try:
             writer.write(first)
@@ -71,6 +81,17 @@ async def idle_connections(
         return CLOSED
 
     return await _attack(hold, idle, connections)
+
+
+def reconnect(host: str, port: int, seconds: float) -> Counter[str]:
+    """Holds silent connections, and opens another one in place of each that is closed, for some seconds."""
+
+    async def attack() -> Counter[str]:
+        hold = Hold()
+        asyncio.get_running_loop().call_later(seconds, hold.over.set)
+        return await idle_connections(host, port, hold, again=True)
+
+    return asyncio.run(attack())
 
 
 async def unfinished_bodies(

@@ -20,6 +20,9 @@ from bench.process import Launch, free_port, running
 from services.models.demo.copied_demo import ENCODER
 from services.models.demo.text_demo import install_demo
 
+# Loopback has no limit of its own, because there a local proxy may be the only client.
+ADDRESS_CONNECTIONS = 2500  # the default beyond loopback
+BYSTANDER_ADDRESS = "127.0.0.2"  # the attacker's is 127.0.0.1
 CHAT, EMBEDDINGS, SPEECH, IMAGES = "smollm2-135m-instruct", "all-minilm-l6-v2", "whisper-tiny.en", "shapes-sd"
 # plain: as installed; clock: the clock can be set; disk: a disk of its own; models: the models are those of a file.
 Kind = Literal["plain", "clock", "disk", "models"]
@@ -65,9 +68,16 @@ class Target:
 
     def client(self, key: str) -> httpx.AsyncClient:
         """Returns a client with a key; empty: without one."""
+        return self._client(key, httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)))
+
+    def bystanding_client(self) -> httpx.AsyncClient:
+        """Returns a client of the bystander: it has another address, and opens a connection for each request."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return self._client(self.bystander, httpx.AsyncHTTPTransport(limits=limits, local_address=BYSTANDER_ADDRESS))
+
+    def _client(self, key: str, transport: httpx.AsyncHTTPTransport) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=300.0, limits=limits, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=300.0, transport=transport)
 
     def command(self, *arguments: str) -> Any:
         """Returns what an `allm` command prints as JSON. Blocks."""
@@ -83,7 +93,7 @@ class Target:
 
 @contextmanager
 def started(kind: Kind = "plain", seconds: float = SECONDS) -> Iterator[Target]:
-    """Starts `allm serve` with keys, its settings as installed, in a folder of its own.
+    """Starts `allm serve` with keys, in a folder of its own, with the limits that it has beyond loopback.
 
     Raises:
         CannotAttack: this machine lacks what the kind of stack needs.
@@ -91,7 +101,7 @@ def started(kind: Kind = "plain", seconds: float = SECONDS) -> Iterator[Target]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="allm-attack-")))
         environment = {"ALLM_HOME": str(folder), "ALLM_PORT": str(free_port()), "ALLM_METRICS_PORT": "0"}
-        environment |= {"ALLM_AUTH": "keys"}
+        environment |= {"ALLM_AUTH": "keys", "ALLM_GATEWAY_CONNECTIONS_PER_ADDRESS": str(ADDRESS_CONNECTIONS)}
         if kind == "clock":
             environment |= _own_clock(folder)
         elif kind == "disk":

@@ -1,9 +1,9 @@
 """The identity of a caller, signed by the gateway's authorizer or by one of our own processes.
 
 It travels in the metadata `x-allm-identity`: `v2.`, the id of the key, a dot, base64url of the JSON `{"sub", "scopes",
-"models", "tpm", "exp", "conc"}`, a dot, and base64url of the Ed25519 signature of everything before that dot. A key
-speaks only for its roles (`may_sign`): services hold public keys and their own private key, and none of these can make
-an admin. An identity is verified once, when a call starts.
+"models", "tpm", "exp", "conc", "bytes", "stored"}`, a dot, and base64url of the Ed25519 signature of everything before
+that dot. A key speaks only for its roles (`may_sign`): services hold public keys and their own private key, and none of
+these can make an admin. An identity is verified once, when a call starts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Identity:
     models: tuple[str, ...] = ()  # allowed ids, aliases or `prefix*`; empty: all
     tokens_per_minute: int = 0  # 0: no limit
     expires: int = 0  # seconds since the epoch; refused from then on
-    concurrent_requests: int = 0  # to models, in each process; 0: no limit
+    concurrent_requests: int = 0  # to models, in each process; 0: no limit; same for the next two fields
+    bytes_in_flight: int = 0  # of bodies of requests to models, in each process
+    stored_bytes: int = 0  # of stored responses
 
     def may_use(self, *names: str) -> bool:
         """Returns whether one of a model's names, its id and its aliases, is allowed."""
@@ -93,6 +95,8 @@ def sign(identity: Identity, key: SigningKey) -> str:
         "tpm": identity.tokens_per_minute,
         "exp": identity.expires,
         "conc": identity.concurrent_requests,
+        "bytes": identity.bytes_in_flight,
+        "stored": identity.stored_bytes,
     }
     body = base64url(json.dumps(claims, separators=(",", ":")).encode())
     signed = f"{VERSION}.{key.id}.{body}"
@@ -143,16 +147,16 @@ def _read(body: str) -> Identity:
         raise Unauthenticated(f"{HEADER} cannot be read.") from None
     if not isinstance(claims, dict):
         raise Unauthenticated(f"{HEADER} cannot be read.")
-    subject, tokens, expires = claims.get("sub"), claims.get("tpm", 0), claims.get("exp")
-    scopes, models, concurrent = claims.get("scopes"), claims.get("models", []), claims.get("conc", 0)
-    if not (
-        isinstance(subject, str) and subject and _is_count(tokens) and _is_count(expires) and _is_count(concurrent)
-    ):
-        raise Unauthenticated(f"{HEADER} lacks 'sub' or 'exp', or has a 'tpm' or 'conc' that is not a number.")
+    subject, expires = claims.get("sub"), claims.get("exp")
+    scopes, models = claims.get("scopes"), claims.get("models", [])
+    limits = [claims.get(name, 0) for name in ("tpm", "conc", "bytes", "stored")]
+    if not (isinstance(subject, str) and subject and _is_count(expires) and all(map(_is_count, limits))):
+        raise Unauthenticated(f"{HEADER} lacks 'sub' or 'exp', or has a limit that is not a number.")
+    tokens, *others = limits
     # A string is a sequence, too: taken for a list it would be one of single characters.
     if not (_is_names(scopes) and _is_names(models)):
         raise Unauthenticated(f"{HEADER} has 'scopes' or 'models' that are no lists of names.")
-    return Identity(subject, frozenset(scopes), tuple(models), tokens, expires, concurrent)
+    return Identity(subject, frozenset(scopes), tuple(models), tokens, expires, *others)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

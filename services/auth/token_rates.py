@@ -1,5 +1,7 @@
 """Tokens per minute of each key: checked before work begins, counted after it has ended, shared by all replicas.
 
+Requests per minute are counted in the same way, by the authorizers of the gateways, before a request is admitted.
+
 A key's usage drains continuously at its rate. While it is a minute's worth or more, no new work begins; running work
 continues, so a key may owe more than a minute's worth and then waits longer. A process keeps its accounts in memory and
 exchanges counts with the other replicas through a ledger, outside of requests.
@@ -26,7 +28,21 @@ ACTIVE_SECONDS = 10.0  # a key is exchanged for so long after its last request
 STALE_SECONDS = 2.0  # an older exchange is outdated: the key's next request waits for a fresh one
 PATIENCE = 0.1  # longest wait for an exchange, in seconds
 CLOSE_SECONDS = 2.0
+SLACK = 0.001  # for fractions that drain
 LONGEST_PAUSE = 10.0  # between two attempts while the ledger cannot be used
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a rate limits: tokens or requests."""
+
+    noun: str
+    words: str  # after the number, in errors
+    least: int  # that a request needs: of tokens nobody knows it beforehand
+
+
+TOKENS = Counted("tokens", "tokens per minute, of prompts and answers", 0)
+REQUESTS = Counted("requests", "requests per minute", 1)
 
 
 class Spent(NamedTuple):
@@ -71,10 +87,16 @@ class _Account:
 
 
 class TokenRates:
-    """The token counts of this process; without a ledger it is the only one."""
+    """The counts of this process, of tokens or of requests; without a ledger it is the only one."""
 
-    def __init__(self, open_ledger: Open | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        open_ledger: Open | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        counted: Counted = TOKENS,
+    ) -> None:
         """`open_ledger` is called at the first use, and again after a failure."""
+        self._counted = counted
         self._open = open_ledger
         self._ledger: TokenLedger | None = None
         self._clock = clock
@@ -91,14 +113,23 @@ class TokenRates:
         if self._open and not self._failed and self._clock() - account.exchanged > STALE_SECONDS:
             await self._refresh(account)
         account.drain(self._clock())
-        if account.used >= per_minute:
-            raise _limited(subject, account)
+        least = self._counted.least
+        if account.used >= per_minute or account.used + least > per_minute + SLACK:
+            raise _limited(subject, account, self._counted)
+
+    def used(self, subject: str, per_minute: int) -> float:
+        """Returns a key's usage that has not drained yet."""
+        return self._account(subject, per_minute).used
 
     def charge(self, subject: str, per_minute: int, tokens: int) -> None:
-        """Adds tokens to a key's usage."""
+        """Adds tokens or requests to a key's usage."""
         account = self._account(subject, per_minute)
         account.used += tokens
         account.unreported += tokens
+
+    def forget(self, subject: str) -> None:
+        """Drops a key that is gone."""
+        self._accounts.pop(subject, None)
 
     async def close(self) -> None:
         """Exchanges the remaining counts and closes the ledger."""
@@ -182,7 +213,7 @@ class TokenRates:
             await self._close_unusable(error)
             return
         if self._failed:
-            log.info("tokens per minute are shared between replicas again")
+            log.info("%s per minute are shared between replicas again", self._counted.noun)
         self._failed = False
         for reported, total in zip(spent, used, strict=True):
             self._update(reported, total)
@@ -199,7 +230,8 @@ class TokenRates:
             # Redis errors may quote the data that was sent.
             details = str(error) if isinstance(error, OSError | AllmError | ImportError) else ""
             log.warning(
-                "tokens per minute cannot be shared between replicas now: each counts its own",
+                "%s per minute cannot be shared between replicas now: each counts its own",
+                self._counted.noun,
                 extra={"reason": type(error).__name__, "details": details},
             )
         self._failed = True
@@ -209,16 +241,16 @@ class TokenRates:
                 await ledger.close()
 
 
-def _limited(subject: str, account: _Account) -> RateLimited:
+def _limited(subject: str, account: _Account, counted: Counted) -> RateLimited:
     per_second = account.per_minute / 60
-    seconds = math.floor((account.used - account.per_minute) / per_second) + 1
+    missing = account.used + counted.least - account.per_minute
+    seconds = max(1, math.ceil((missing - SLACK) / per_second) if counted.least else int(missing / per_second) + 1)
     return RateLimited(
-        f"The key {subject} has used up its {account.per_minute} tokens per minute, of prompts and answers: "
-        f"try again in {seconds} s.",
+        f"The key {subject} has used up its {account.per_minute} {counted.words}: try again in {seconds} s.",
         retry_after=seconds,
         rates={
-            "x-ratelimit-limit-tokens": str(account.per_minute),
-            "x-ratelimit-remaining-tokens": "0",
-            "x-ratelimit-reset-tokens": f"{math.ceil(account.used / per_second)}s",
+            f"x-ratelimit-limit-{counted.noun}": str(account.per_minute),
+            f"x-ratelimit-remaining-{counted.noun}": "0",
+            f"x-ratelimit-reset-{counted.noun}": f"{math.ceil(account.used / per_second)}s",
         },
     )

@@ -1,6 +1,7 @@
-"""Recent token usage per key, in the Redis that the services of many hosts share.
+"""Recent usage per key, in the Redis that the services and gateways of many hosts share.
 
-One hash per key, `allm:1:used:ID`, which expires once everything has drained. Times are Redis' own.
+One hash per key, `allm:1:used:ID` for tokens and `allm:1:asked:ID` for requests, which expires once everything has
+drained. Times are Redis' own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from services.auth.token_rates import Spent
 
 CALL_SECONDS = 2.0
 PREFIX = "allm:1:used:"
+REQUESTS_PREFIX = "allm:1:asked:"
 
 # ARGV: tokens per minute and tokens, for each of KEYS in turn.
 EXCHANGE = """
@@ -38,16 +40,17 @@ return found
 class TokenRedis:
     """A TokenLedger in Redis."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, prefix: str = PREFIX) -> None:
         """Connects at the first use. Raises ValueError or TypeError for a URL that redis-py does not know."""
         self._redis = Redis.from_url(
             url, socket_timeout=CALL_SECONDS, socket_connect_timeout=CALL_SECONDS, client_name="allm-rates"
         )
+        self._prefix = prefix
         self._script = self._redis.register_script(EXCHANGE)
 
     async def exchange(self, spent: Sequence[Spent]) -> list[float]:
         """See TokenLedger. Raises RedisError, OSError or TimeoutError if Redis cannot be used."""
-        keys = [PREFIX + each.subject for each in spent]
+        keys = [self._prefix + each.subject for each in spent]
         values = [value for each in spent for value in (each.per_minute, f"{each.tokens:.6f}")]
         async with asyncio.timeout(CALL_SECONDS):
             found = await self._script(keys=keys, args=values)

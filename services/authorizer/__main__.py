@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import grpc
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
 from services.auth.identity_keys import AUTHORIZER, read_key
+from services.auth.token_rates import REQUESTS, TokenLedger, TokenRates
 from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_follower import OPTIONS, KeyFollower
@@ -20,8 +20,6 @@ from services.settings.setting import SettingError
 from services.settings.settings import Settings
 
 SNAPSHOT = "authorizer-keys.json"  # in ALLM_HOME
-# How long a start without a key snapshot waits for the catalog: until then every call would be refused.
-CATALOG_SECONDS = 5.0
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
@@ -31,25 +29,39 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     key = read_key(settings.auth.key_file_of(AUTHORIZER))
     table = KeyTable()
     snapshot = KeySnapshot(settings.home / SNAPSHOT, table)
-    known = snapshot.load()
-    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(AuthorizationServicer(Gatekeeper(table, key)), server)
+    rates = request_rates(settings.store.redis_url)
+    servicer = AuthorizationServicer(Gatekeeper(table, key, rates))
+    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(servicer, server)
     own = OwnIdentity(key, AUTHORIZER, settings.model.replica, tls=settings.tls.service)
     channel = own.channel(settings.model.catalog, OPTIONS)
     follower = KeyFollower(channel, table)
+    if snapshot.load():
+        follower.synced.set()  # the keys of the last run suffice
     tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(snapshot.keep())]
-    if not known:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(follower.synced.wait(), CATALOG_SECONDS)
 
     async def close() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await snapshot.flush()
+        await rates.close()
         await channel.close()
 
     name = external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"].full_name
-    return Application([name], close)
+    return Application([name], close, ready=follower.synced.wait)
+
+
+def request_rates(redis_url: str) -> TokenRates:
+    """Returns the counts of requests, shared with other gateways if there is a Redis."""
+    if not redis_url:
+        return TokenRates(counted=REQUESTS)
+
+    async def ledger() -> TokenLedger:
+        from services.auth.token_redis import REQUESTS_PREFIX, TokenRedis  # noqa: PLC0415 (an extra of its own)
+
+        return TokenRedis(redis_url, REQUESTS_PREFIX)
+
+    return TokenRates(ledger, counted=REQUESTS)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Admission of requests: by the key, its scopes and its rate.
 
-All lookups are in memory, because every request waits for them. Inference needs the scope `inference`, management needs
+All lookups are in memory, because every request waits for them; rates are shared with other gateways beside requests
+(services/auth/token_rates.py). Inference needs the scope `inference`, management needs
 `admin`, and any key may list models. An unknown path needs `inference`, so that its caller gets a 404. The services
 check again, by the method that is really called.
 """
@@ -16,9 +17,10 @@ from urllib.parse import unquote
 from services.auth.identity import ADMIN, INFERENCE, LIFETIME_SECONDS, WATCH_MEMORY, Identity, sign
 from services.auth.identity_keys import SigningKey
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
+from services.auth.token_rates import REQUESTS, TokenRates
 from services.authorizer.key_table import KeyTable, KnownKey
-from services.authorizer.rate_limit import Bucket, RateState
-from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
+from services.authorizer.rate_limit import RateState
+from services.errors import AuthorizerUnavailable, Forbidden, Unauthenticated
 
 OURS = "/allm."
 ANY = ""  # any key
@@ -105,25 +107,24 @@ class Admitted:
 
 
 class Gatekeeper:
-    """Decides from the key table. `clock`: seconds since the epoch; `ticks`: monotonic seconds."""
+    """Decides from the key table. `rates`: of requests. `clock`: seconds since the epoch."""
 
     def __init__(
         self,
         table: KeyTable,
         signing: SigningKey,
+        rates: TokenRates | None = None,
         clock: Callable[[], float] = time.time,
-        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._signing = signing
+        self._rates = rates or TokenRates(counted=REQUESTS)
         self._clock = clock
-        self._ticks = ticks
         self._signed: dict[str, dict[tuple[str, ...], tuple[str, int]]] = {}  # by key id and scopes: with its expiry
-        self._buckets: dict[str, Bucket] = {}  # by key id, for keys with a rate limit
         table.on_removal = self._forget
 
-    def check(self, request: CheckedRequest) -> Admitted:
-        """Admits a request.
+    async def check(self, request: CheckedRequest) -> Admitted:
+        """Admits a request. Waits only for the count of a key that has asked nothing here for a while, and briefly.
 
         Raises:
             Unauthenticated: it has no key, or an invalid one.
@@ -135,7 +136,7 @@ class Gatekeeper:
         scope = needed_scope(request.method, request.path)
         if scope and scope not in key.scopes:
             raise Forbidden(f"This needs the scope '{scope}', which the key {key.id} does not have.")
-        rate = self._take(key) if key.requests_per_minute else None
+        rate = await self._take(key) if key.requests_per_minute else None
         return Admitted(key.id, self._identity(key, passed_scopes(request.path, key.scopes)), rate)
 
     def _key(self, authorization: str) -> KnownKey:
@@ -154,19 +155,10 @@ class Gatekeeper:
             raise Unauthenticated(f"The API key {key.id} has expired.")
         return key
 
-    def _take(self, key: KnownKey) -> RateState:
-        now = self._ticks()
-        bucket = self._buckets.get(key.id)
-        if bucket is None:
-            bucket = self._buckets[key.id] = Bucket(key.requests_per_minute, now)
-        if seconds := bucket.take(now):
-            raise RateLimited(
-                f"The key {key.id} has used its {key.requests_per_minute} requests per minute: "
-                f"try again in {seconds} seconds.",
-                retry_after=seconds,
-                rates=bucket.state(now).headers(),
-            )
-        return bucket.state(now)
+    async def _take(self, key: KnownKey) -> RateState:
+        await self._rates.admit(key.id, key.requests_per_minute)
+        self._rates.charge(key.id, key.requests_per_minute, 1)
+        return RateState.of(key.requests_per_minute, self._rates.used(key.id, key.requests_per_minute))
 
     def _identity(self, key: KnownKey, scopes: tuple[str, ...]) -> str:
         now = int(self._clock())
@@ -175,7 +167,14 @@ class Gatekeeper:
         if not LEAST_SECONDS <= expires - now <= LIFETIME_SECONDS:  # also where the clock was set back
             expires = now + LIFETIME_SECONDS
             identity = Identity(
-                key.id, frozenset(scopes), key.models, key.tokens_per_minute, expires, key.concurrent_requests
+                key.id,
+                frozenset(scopes),
+                key.models,
+                key.tokens_per_minute,
+                expires,
+                key.concurrent_requests,
+                key.bytes_in_flight,
+                key.stored_bytes,
             )
             text = sign(identity, self._signing)
             signed[scopes] = (text, expires)
@@ -183,4 +182,4 @@ class Gatekeeper:
 
     def _forget(self, key_id: str) -> None:
         self._signed.pop(key_id, None)
-        self._buckets.pop(key_id, None)
+        self._rates.forget(key_id)

@@ -92,5 +92,7 @@ def known_key(hashed: keys_pb2.HashedKey) -> KnownKey:
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
         concurrent_requests=key.concurrent_requests,
+        bytes_in_flight=key.bytes_in_flight,
+        stored_bytes=key.stored_bytes,
         expires=key.expire_time.seconds if key.HasField("expire_time") else 0,
     )

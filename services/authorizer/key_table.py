@@ -17,9 +17,11 @@ class KnownKey:
     sha256: bytes
     scopes: tuple[str, ...]
     models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; same for the next two fields
+    requests_per_minute: int = 0  # 0: no limit; same for the next four fields
     tokens_per_minute: int = 0
     concurrent_requests: int = 0
+    bytes_in_flight: int = 0
+    stored_bytes: int = 0
     expires: int = 0  # seconds since the epoch; refused from then on; 0: never
 
 

@@ -70,4 +70,8 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE api_keys ADD COLUMN concurrent_requests INTEGER NOT NULL DEFAULT 0; -- 0: no limit
     """,
+    """
+    ALTER TABLE api_keys ADD COLUMN bytes_in_flight INTEGER NOT NULL DEFAULT 0; -- 0: no limit; so is the next
+    ALTER TABLE api_keys ADD COLUMN stored_bytes INTEGER NOT NULL DEFAULT 0;
+    """,
 )

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
+from services.byte_count import bytes_word
 from services.cli.models.connection import key_service, readable_errors
 from services.cli.models.listing import time_word
 from services.cli.models.page import Page, document, print_document
@@ -84,6 +85,8 @@ def _rates(key: keys_pb2.ApiKey) -> str:
     rates = [f"{key.requests_per_minute:,} requests a minute"] if key.requests_per_minute else []
     rates += [f"{key.tokens_per_minute:,} tokens a minute"] if key.tokens_per_minute else []
     rates += [f"{key.concurrent_requests:,} requests at a time"] if key.concurrent_requests else []
+    rates += [f"{bytes_word(key.bytes_in_flight)} of requests at a time"] if key.bytes_in_flight else []
+    rates += [f"{bytes_word(key.stored_bytes)} of stored responses"] if key.stored_bytes else []
     return ", ".join(rates) or "no limit"
 
 
@@ -115,6 +118,19 @@ def create(
         int,
         typer.Option("--concurrent", min=0, metavar="N", help="Requests at a time, in each replica; 0: no limit."),
     ] = 0,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--bytes-in-flight",
+            min=0,
+            metavar="N",
+            help="Bytes of requests at a time, in each replica; 0: no limit.",
+        ),
+    ] = 0,
+    stored: Annotated[
+        int,
+        typer.Option("--stored-bytes", min=0, metavar="N", help="Bytes of stored responses; 0: the server's limit."),
+    ] = 0,
     days: Annotated[
         float,
         typer.Option("--expires", min=0, max=36_500, metavar="DAYS", help="Days until the key expires; 0: never."),
@@ -126,6 +142,8 @@ def create(
     request = keys_pb2.CreateKeyRequest(name=name, scopes=scopes, models=models, tokens_per_minute=tokens)
     request.requests_per_minute = min(requests, 2**31 - 1)
     request.concurrent_requests = min(concurrent, 2**31 - 1)
+    request.bytes_in_flight = min(in_flight, 2**63 - 1)
+    request.stored_bytes = min(stored, 2**63 - 1)
     if days:
         request.expire_time.seconds = int(time.time() + days * DAY_SECONDS)
     with _session(catalog) as keys:

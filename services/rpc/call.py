@@ -21,12 +21,14 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import grpc
 from allm.openai.v1 import error_pb2
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from services.auth.authentication import Authenticator
 from services.auth.caller import keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
 from services.errors import AllmError, Cancelled, Internal, RateLimited, Timeout
+from services.rpc.bytes_in_flight import BytesInFlight
 from services.rpc.deadline import Deadline, is_cancelled, keep_deadline, read_deadline
 from services.telemetry import logs, metrics, tracing
 
@@ -51,6 +53,7 @@ class Call:
 
     slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for a slow reader; set by `serve`
     running: ClassVar[Counter[str]] = Counter()  # requests to models, of each key with a limit
+    bodies: ClassVar[BytesInFlight] = BytesInFlight()  # of requests to models; set by `serve`
     authenticator: ClassVar[Authenticator] = Authenticator()  # set by `serve`
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
@@ -104,6 +107,18 @@ class Call:
             self.running[key] -= 1
             if not self.running[key]:
                 del self.running[key]
+
+    def holding(self, request: object, operation: str) -> contextlib.AbstractContextManager[None]:
+        """Counts the bytes of a request to a model while the block runs; a stream of uploads has limits of its own.
+
+        Raises:
+            RequestTooLarge: the request alone exceeds the limit of the caller's key.
+            RateLimited: the caller's key has as many bytes in progress as it may.
+            Overloaded: all bytes are in use, and the caller's key has its share.
+        """
+        if not (operation and isinstance(request, Message)):
+            return contextlib.nullcontext()
+        return self.bodies.hold(self.client, request.ByteSize(), self.identity.bytes_in_flight)
 
     def begin_trace(self, servicer: object, method: str, operation: str) -> None:
         """Starts the span of this RPC; it ends when the RPC is counted."""
@@ -194,7 +209,7 @@ def _wrap(
         error: AllmError
         try:
             call.identify(scope, also)
-            with call.taking_place(operation):
+            with call.taking_place(operation), call.holding(request, operation):
                 result = await _limited(method, servicer, request, call, seconds)
         except AllmError as known:
             error = known

@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.auth.authentication import Authenticator
 from services.errors import AllmError
+from services.rpc.bytes_in_flight import BytesInFlight
 from services.rpc.call import Call
 from services.rpc.channel import is_plain, server_credentials
 from services.rpc.probe import Probes
@@ -50,6 +51,7 @@ class Application:
     close: Callable[[], Awaitable[None]]
     leave: Callable[[], Awaitable[None]] | None = None  # called before the drain, when no new requests shall come
     described: Sequence[str] = ()  # other processes' services that reflection here describes as well
+    ready: Callable[[], Awaitable[object]] | None = None  # returns once it can serve; until then health is NOT_SERVING
     warm: Callable[[], Awaitable[None]] | None = None  # returns once all models for the start are loaded
     models: Callable[[], Collection[str]] | None = None  # ids of existing models: metrics of others are removed
 
@@ -103,6 +105,7 @@ async def _give_memory_back() -> None:
 async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
     stop = _stop_event(settings.service)
     Call.slow_client_seconds = settings.service.slow_client_seconds
+    Call.bodies = BytesInFlight(max(settings.service.bytes_in_flight, settings.service.max_body_bytes + MIB))
     authenticator = Call.authenticator = Authenticator.of(settings)
     server = grpc.aio.server(options=_options(settings.service))
     with contextlib.suppress(OSError):  # whatever needs the folder reports that it cannot be used
@@ -121,14 +124,17 @@ async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
         chores = [asyncio.create_task(_give_memory_back())]
         if application.models:
             chores.append(asyncio.create_task(_sweep_metrics(application.models)))
+        if application.ready:
+            await status.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
-        for name in ("", *application.services):
-            await status.set(name, health_pb2.HealthCheckResponse.SERVING)
-        log.info("serving", extra={"listen": settings.service.listen, "metrics_port": port, "pid": os.getpid()})
-        await probes.ready()
-        warming = asyncio.create_task(_warm(application, probes))
+        facts = {"listen": settings.service.listen, "metrics_port": port, "pid": os.getpid()}
+        beginning = [
+            asyncio.create_task(_become_ready(application, status, probes, facts)),
+            asyncio.create_task(_warm(application, probes)),
+        ]
         await stop.wait()
-        warming.cancel()
+        for task in beginning:
+            task.cancel()
         await probes.leaving()
         if application.leave:
             await application.leave()
@@ -151,6 +157,18 @@ async def _sweep_metrics(models: Callable[[], Collection[str]]) -> None:
             forget_others(models())
         except Exception:
             log.exception("the metrics of removed models cannot be removed")
+
+
+async def _become_ready(
+    application: Application, status: health.aio.HealthServicer, probes: Probes, facts: dict[str, object]
+) -> None:
+    """Reports that the service takes requests, as soon as it can serve them."""
+    if application.ready:
+        await application.ready()
+    for name in ("", *application.services):
+        await status.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await probes.ready()
+    log.info("serving", extra=facts)
 
 
 async def _warm(application: Application, probes: Probes) -> None:

@@ -47,8 +47,16 @@ class GatewaySettings:
     max_connections: int = setting.integer("ALLM_GATEWAY_CONNECTIONS", 10_000, 16, 1_000_000, "", "gateway")
     """connections that clients may hold at the same time, further ones are closed; the limit on open files may lower
     it. The listener for metrics and probes is exempt"""
+    address_connections: int | None = setting.integer_or(
+        "auto", "ALLM_GATEWAY_CONNECTIONS_PER_ADDRESS", 0, 1_000_000, "", "gateway"
+    )
+    """connections that one address may hold at the same time, an IPv6 network of 64 bits being one address; further
+    ones are closed; 0: any number. `auto`: a quarter of `ALLM_GATEWAY_CONNECTIONS` under `allm serve` with
+    `ALLM_AUTH=keys` on an address beyond loopback, otherwise 0, because behind a proxy all clients have one address
+    ([gateway.md](gateway.md#limits-at-the-edge))"""
     first_byte_seconds: float = setting.seconds("ALLM_GATEWAY_FIRST_BYTE_SECONDS", 5, 0.1, 3600, "gateway")
-    """time for the first byte of a connection, and for the TLS handshake; then the connection is closed"""
+    """time for the TLS handshake and, without a limit on the connections of an address, for the first byte; then the
+    connection is closed"""
     idle_seconds: float = setting.seconds("ALLM_GATEWAY_IDLE_SECONDS", 120, 0.1, 86400, "gateway")
     """time after which a connection without a request is closed, longer than that of a balancer in front; it shrinks
     when more than half of the connections or of the heap is in use"""

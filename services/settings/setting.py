@@ -101,6 +101,16 @@ def integer(name: str, default: int, low: int, high: int, unit: str, read_by: st
     return _number(name, default, int, "a whole number", low, high, unit, read_by, **row)
 
 
+def integer_or(word: str, name: str, low: int, high: int, unit: str, read_by: str, **row: str) -> int | None:
+    """A whole number within bounds, or a word, which is the default and becomes None."""
+
+    def parse(value: str) -> int | None:
+        return None if value.lower() == word else _parse(name, value, int, f"{word}, or a whole number", low, high)
+
+    allowed = f"`{word}`, {_figure(low, unit)} to {_figure(high, unit)}"
+    return declare(name, None, parse, read_by, unit=unit, allowed=allowed, shown=word, **row)
+
+
 def number(name: str, default: float, low: float, high: float, unit: str, read_by: str, **row: str) -> float:
     """A number within bounds."""
     return _number(name, default, float, "a number", low, high, unit, read_by, **row)
@@ -239,14 +249,18 @@ def _number(
     **row: str,
 ) -> Number:
     def parse(value: str) -> Number:
-        with suppress(ValueError):
-            if low <= (found := convert(value)) <= high:
-                return found
-        raise SettingError(name, value, f"{what} from {low} to {high}")
+        return _parse(name, value, convert, what, low, high)
 
     allowed = f"{_figure(low, unit)} to {_figure(high, unit)}"
     shown = str(default) if isinstance(default, int) else f"{default:g}"
     return declare(name, default, parse, read_by, unit=unit, allowed=allowed, shown=shown, **row)
+
+
+def _parse(name: str, value: str, convert: Callable[[str], Number], what: str, low: Number, high: Number) -> Number:
+    with suppress(ValueError):
+        if low <= (found := convert(value)) <= high:
+            return found
+    raise SettingError(name, value, f"{what} from {low} to {high}")
 
 
 def _figure(value: float, unit: str) -> str:

@@ -62,6 +62,12 @@ class ServiceSettings:
         "ALLM_SLOW_CLIENT_SECONDS", 60.0, 0.1, 3600.0, "services", section="Text models"
     )
     """a request is cancelled if its caller reads nothing of the answer for so long"""
+    bytes_in_flight: int = setting.integer(
+        "ALLM_BYTES_IN_FLIGHT", 512 * MIB, MIB, MAX_BYTES, "bytes", "services", section="Who may call"
+    )
+    """bytes of the bodies of all requests to models in a service, at least one of `ALLM_MAX_BODY_BYTES`. One key may
+    use all of them; when they are used up, only keys below an equal share get more. Uploads of sound and image forms
+    have limits of their own"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,9 +205,9 @@ class StoreSettings:
     """age at which a stored response is deleted"""
     client_bytes: int = setting.integer("ALLM_STORE_BYTES", 1024 * MIB, 0, 1024 * 1024 * MIB, "bytes", "text")
     """size of the stored responses of one key, at which further ones are refused; 0 stores none"""
-    redis_url: str = setting.redis("ALLM_REDIS_URL", MODALITIES)
+    redis_url: str = setting.redis("ALLM_REDIS_URL", f"{MODALITIES}, authorizer")
     """Redis that stores responses and counts the tokens of keys, in place of `ALLM_HOME`, for replicas on several
-    hosts; `rediss://` is TLS; never logged"""
+    hosts, and the requests of keys, for several gateways; `rediss://` is TLS; never logged"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,6 +221,23 @@ async def test_a_key_has_as_many_requests_to_models_at_a_time_as_it_may(door: Do
     assert not Call.running
 
 
+async def test_a_key_has_as_many_bytes_in_progress_as_it_may(door: Door) -> None:
+    few = shown(replace(identity("key_ann"), bytes_in_flight=100))
+    running = asyncio.create_task(door.chat(few, b"long"))
+    while not door.servicer.calls:  # noqa: ASYNC110 (what it looks at has no events)
+        await asyncio.sleep(0)
+    error = await refusal(door.chat(few, b"x" * 95))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "its limit is 100" in str(error.details())
+    other = asyncio.create_task(door.chat(shown(identity("key_bob")), b"x" * 95))
+    error = await refusal(door.chat(few, b"x" * 101))
+    assert error.code() == grpc.StatusCode.OUT_OF_RANGE
+    door.servicer.more.set()
+    assert (await running, await other) == ([b"key_ann"], [b"key_bob"])
+    assert await door.chat(few, b"x" * 95) == [b"key_ann"]
+    assert Call.bodies.total == 0
+
+
 async def test_admitted_caller_is_known_only_by_its_subject(door: Door) -> None:
     await door.get((*ann(models=("tiny",), tokens=600), ("x-client-id", "key_bob")))
     (call,) = door.servicer.calls

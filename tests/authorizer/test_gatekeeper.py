@@ -12,6 +12,7 @@ from services.audio.api.facade import AudioFacade
 from services.audio.api.servicer import TranscriptionServicer
 from services.auth.identity import ADMIN, INFERENCE, SERVICE, WATCH_KEYS, WATCH_MEMORY, verify
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
+from services.auth.token_rates import REQUESTS, TokenRates
 from services.authorizer.gatekeeper import ANY, Admitted, CheckedRequest, Gatekeeper, needed_scope
 from services.authorizer.key_table import KeyTable
 from services.catalog.api.keys_servicer import KeyServicer
@@ -45,52 +46,54 @@ class Clock:
         return self.now
 
 
-def gatekeeper(keys: KeyTable, clock: Clock | None = None, ticks: Clock | None = None) -> Gatekeeper:
-    return Gatekeeper(keys, identities.KEYS["authorizer"], clock or Clock(NOW), ticks or Clock(0.0))
+def gatekeeper(keys: KeyTable, clock: Clock | None = None, rates: TokenRates | None = None) -> Gatekeeper:
+    return Gatekeeper(keys, identities.KEYS["authorizer"], rates, clock or Clock(NOW))
 
 
 def ask(name: str = "ann", method: str = "POST", path: str = CHAT_PATH) -> CheckedRequest:
     return CheckedRequest(method, path, f"Bearer {shown_key(name)}")
 
 
-def test_a_known_key_passes_with_a_signed_identity() -> None:
-    key = known("ann", models=("llama*", "m"), tokens_per_minute=500, concurrent_requests=8)
-    admitted = gatekeeper(table(key)).check(ask())
+async def test_a_known_key_passes_with_a_signed_identity() -> None:
+    key = known(
+        "ann", models=("llama*", "m"), tokens_per_minute=500, concurrent_requests=8, bytes_in_flight=90, stored_bytes=70
+    )
+    admitted = await gatekeeper(table(key)).check(ask())
     assert (admitted.client, admitted.rate) == ("key_ann", None)
     identity = verify(admitted.identity, PUBLIC, NOW)
     assert (identity.subject, identity.scopes) == ("key_ann", frozenset({"inference"}))
     assert (identity.models, identity.tokens_per_minute) == (("llama*", "m"), 500)
-    assert identity.concurrent_requests == 8
+    assert (identity.concurrent_requests, identity.bytes_in_flight, identity.stored_bytes) == (8, 90, 70)
     assert shown_key("ann") not in repr(admitted)
 
 
-def test_only_the_catalog_gets_the_rights_of_an_admin() -> None:
+async def test_only_the_catalog_gets_the_rights_of_an_admin() -> None:
     """A service of models that has been taken over could use them in the caller's name, for as long as they last."""
     door = gatekeeper(table(known("ann", scopes=("admin", "inference"))))
     catalog = {service.full_name for service in (MODELS, MODELS_FACADE, MACHINE, KEYS)}
     for name, _, verb, path in WAYS:
         with case(name=name, verb=verb, path=path):
-            found = verify(door.check(ask(method=verb, path=path)).identity, PUBLIC, NOW).scopes
+            found = verify((await door.check(ask(method=verb, path=path))).identity, PUBLIC, NOW).scopes
             assert found == ({ADMIN, INFERENCE} if name.rpartition(".")[0] in catalog else {WATCH_MEMORY, INFERENCE})
     for path in ("/allm.models.v1.ResidencyService/WatchResidency", "/allm.text.v1.NewService/Do", "/v1/new"):
         with case(path=path):
-            assert verify(door.check(ask(path=path)).identity, PUBLIC, NOW).scopes == {WATCH_MEMORY, INFERENCE}
+            assert verify((await door.check(ask(path=path))).identity, PUBLIC, NOW).scopes == {WATCH_MEMORY, INFERENCE}
 
 
-def test_identity_is_renewed_long_before_it_expires() -> None:
+async def test_identity_is_renewed_long_before_it_expires() -> None:
     clock = Clock(NOW)
     door = gatekeeper(table(known("ann")), clock)
-    first = door.check(ask()).identity
+    first = (await door.check(ask())).identity
     for passed in range(200):
         clock.now = NOW + passed
-        text = door.check(ask()).identity
+        text = (await door.check(ask())).identity
         assert verify(text, PUBLIC, clock.now + 30).subject == "key_ann", "it lasts for a while yet"
     assert text != first
     clock.now = NOW - 3600  # the system clock is set back
-    assert verify(door.check(ask()).identity, PUBLIC, clock.now).expires <= clock.now + 60
+    assert verify((await door.check(ask())).identity, PUBLIC, clock.now).expires <= clock.now + 60
 
 
-def test_no_key() -> None:
+async def test_no_key() -> None:
     for authorization in [
         "",
         "Bearer",
@@ -102,11 +105,11 @@ def test_no_key() -> None:
     ]:
         with case(authorization=authorization):
             with pytest.raises(Unauthenticated, match="Missing API key") as raised:
-                gatekeeper(table(known("ann"))).check(CheckedRequest("POST", CHAT_PATH, authorization))
+                await gatekeeper(table(known("ann"))).check(CheckedRequest("POST", CHAT_PATH, authorization))
             assert shown_key("ann") not in raised.value.message
 
 
-def test_wrong_key_is_not_repeated_in_the_error() -> None:
+async def test_wrong_key_is_not_repeated_in_the_error() -> None:
     for key in [
         shown_key("bob"),
         shown_key("ann")[:-1],
@@ -121,37 +124,37 @@ def test_wrong_key_is_not_repeated_in_the_error() -> None:
     ]:
         with case(key=key):
             with pytest.raises(Unauthenticated, match="Incorrect API key") as raised:
-                gatekeeper(table(known("ann"))).check(CheckedRequest("POST", CHAT_PATH, f"Bearer {key}"))
+                await gatekeeper(table(known("ann"))).check(CheckedRequest("POST", CHAT_PATH, f"Bearer {key}"))
             assert key not in raised.value.message
 
 
 @pytest.mark.parametrize("authorization", ["Bearer  {}", "bearer {}", "BEARER {} ", " Bearer {}"])
-def test_header_case_does_not_matter(authorization: str) -> None:
+async def test_header_case_does_not_matter(authorization: str) -> None:
     asked = CheckedRequest("POST", CHAT_PATH, authorization.format(shown_key("ann")))
-    assert gatekeeper(table(known("ann"))).check(asked).client == "key_ann"
+    assert (await gatekeeper(table(known("ann"))).check(asked)).client == "key_ann"
 
 
-def test_a_key_ends_at_its_time() -> None:
+async def test_a_key_ends_at_its_time() -> None:
     clock = Clock(NOW)
     door = gatekeeper(table(known("ann", expires=int(NOW) + 10)), clock)
     clock.now = NOW + 9.9
-    assert door.check(ask()).client == "key_ann"
+    assert (await door.check(ask())).client == "key_ann"
     clock.now = NOW + 10
     with pytest.raises(Unauthenticated, match="key_ann has expired"):
-        door.check(ask())
+        await door.check(ask())
 
 
-def test_a_revoked_key_is_unknown_at_once() -> None:
+async def test_a_revoked_key_is_unknown_at_once() -> None:
     keys = table(known("ann"), known("bob"))
     door = gatekeeper(keys)
-    door.check(ask())
+    await door.check(ask())
     keys.remove("key_ann")
     with pytest.raises(Unauthenticated, match="revoked"):
-        door.check(ask())
-    assert door.check(ask("bob")).client == "key_bob"
+        await door.check(ask())
+    assert (await door.check(ask("bob"))).client == "key_bob"
 
 
-def test_scopes() -> None:
+async def test_scopes() -> None:
     for scopes, method, path, passes in [
         (("inference",), "POST", CHAT_PATH, True),
         (("inference",), "GET", "/v1/models", True),
@@ -165,55 +168,56 @@ def test_scopes() -> None:
         with case(scopes=scopes, method=method, path=path, passes=passes):
             door = gatekeeper(table(known("ann", scopes=scopes)))
             if passes:
-                assert isinstance(door.check(ask("ann", method, path)), Admitted)
+                assert isinstance(await door.check(ask("ann", method, path)), Admitted)
             else:
                 with pytest.raises(Forbidden, match="key_ann"):
-                    door.check(ask("ann", method, path))
+                    await door.check(ask("ann", method, path))
 
 
-def test_over_the_rate() -> None:
+async def test_over_the_rate() -> None:
     ticks = Clock(0.0)
-    door = gatekeeper(table(known("ann", requests_per_minute=2), known("bob", requests_per_minute=2)), ticks=ticks)
-    first, second = door.check(ask()).rate, door.check(ask()).rate
+    rates = TokenRates(clock=ticks, counted=REQUESTS)
+    door = gatekeeper(table(known("ann", requests_per_minute=2), known("bob", requests_per_minute=2)), rates=rates)
+    first, second = (await door.check(ask())).rate, (await door.check(ask())).rate
     assert first and second
     assert (first.remaining, second.remaining) == (1, 0)
-    with pytest.raises(RateLimited, match="2 requests per minute: try again in 30 seconds") as raised:
-        door.check(ask())
+    with pytest.raises(RateLimited, match="2 requests per minute: try again in 30 s") as raised:
+        await door.check(ask())
     assert raised.value.headers()["retry-after"] == "30"
     assert raised.value.headers()["x-ratelimit-remaining-requests"] == "0"
-    assert door.check(ask("bob")).rate, "another key has a rate of its own"
+    assert (await door.check(ask("bob"))).rate, "another key has a rate of its own"
     ticks.now = 30.0
-    assert door.check(ask()).rate
+    assert (await door.check(ask())).rate
 
 
-def test_otherwise_refused_calls_count_for_no_rate() -> None:
+async def test_otherwise_refused_calls_count_for_no_rate() -> None:
     door = gatekeeper(table(known("ann", requests_per_minute=1)))
     for _ in range(5):
         with pytest.raises(Forbidden):
-            door.check(ask("ann", "POST", "/v1/models"))
-    assert door.check(ask()).client == "key_ann"
+            await door.check(ask("ann", "POST", "/v1/models"))
+    assert (await door.check(ask())).client == "key_ann"
 
 
-def test_calls_before_the_first_key_list_are_refused_without_blaming_the_key() -> None:
+async def test_calls_before_the_first_key_list_are_refused_without_blaming_the_key() -> None:
     keys = KeyTable()
     door = gatekeeper(keys)
     with pytest.raises(AuthorizerUnavailable, match="catalog"):
-        door.check(ask())
+        await door.check(ask())
     with pytest.raises(Unauthenticated):
-        door.check(CheckedRequest("POST", CHAT_PATH, ""))
+        await door.check(CheckedRequest("POST", CHAT_PATH, ""))
     keys.retain(())
     with pytest.raises(Unauthenticated):
-        door.check(ask())
+        await door.check(ask())
 
 
-def test_nothing_is_kept_of_keys_that_are_gone() -> None:
+async def test_nothing_is_kept_of_keys_that_are_gone() -> None:
     keys = table()
     door = gatekeeper(keys)
     for number in range(100):
         keys.put(known(f"k{number}", requests_per_minute=9))
-        door.check(ask(f"k{number}"))
+        await door.check(ask(f"k{number}"))
         keys.remove(f"key_k{number}")
-    assert (len(keys), len(door._signed), len(door._buckets)) == (0, 0, 0)
+    assert (len(keys), len(door._signed), len(door._rates._accounts)) == (0, 0, 0)
 
 
 TEXT, RESPONSES_FACADE, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES

@@ -70,7 +70,15 @@ def address() -> Iterator[str]:
 async def test_keys_come_and_go(tmp_path: Path, address: str) -> None:
     async with catalog(tmp_path, address) as keys:
         made, secret = await keys.create(
-            NewKey(name="a", models=("m*",), requests_per_minute=3, concurrent_requests=2, expires=2**40)
+            NewKey(
+                name="a",
+                models=("m*",),
+                requests_per_minute=3,
+                concurrent_requests=2,
+                bytes_in_flight=5,
+                stored_bytes=6,
+                expires=2**40,
+            )
         )
         async with following(address) as table:
             await until(lambda: table.loaded)
@@ -78,7 +86,7 @@ async def test_keys_come_and_go(tmp_path: Path, address: str) -> None:
             assert found
             assert (found.id, found.scopes, found.models) == (made.id, ("inference",), ("m*",))
             assert (found.requests_per_minute, found.tokens_per_minute, found.expires) == (3, 0, 2**40)
-            assert found.concurrent_requests == 2
+            assert (found.concurrent_requests, found.bytes_in_flight, found.stored_bytes) == (2, 5, 6)
             _, later = await keys.create(NewKey(name="b", scopes=("admin", "inference")))
             await until(lambda: table.find(later) is not None)
             await keys.revoke(made.id)

@@ -70,9 +70,11 @@ class Command:
 
 def test_a_key_is_shown_once(allm: Command) -> None:
     rates = ("--requests-per-minute", "60", "--tokens-per-minute", "90000", "--concurrent", "8")
-    made = allm("keys", "create", "ann", *rates, "--expires", "1")
+    sizes = ("--bytes-in-flight", "1048576", "--stored-bytes", "2097152")
+    made = allm("keys", "create", "ann", *rates, *sizes, "--expires", "1")
     (secret,) = re.findall(r"sk-allm-[A-Za-z0-9_-]{43}", made.stdout)
     assert "60 requests a minute, 90,000 tokens a minute, 8 requests at a time" in made.stdout
+    assert "1.0 MiB of requests at a time, 2.0 MiB of stored responses" in made.stdout
     assert "not shown again" in made.stderr
     listed = allm("keys", "list").stdout
     assert re.search(r"key_[0-9a-f]{16}  ann +sk-allm-\S{4}\.\.\.  active  inference", listed)

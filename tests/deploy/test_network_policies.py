@@ -89,6 +89,8 @@ BASE = {
     *((service, other, 443) for service in ("catalog", "text", "audio", "image") for other in (OUTSIDE, PROMETHEUS)),
     *((pod, other, 53) for pod in PODS for other in (OUTSIDE, PROMETHEUS)),
 }
+# With keys the authorizer beside the gateway shares its counts of requests.
+KEYS = {("gateway", "redis", 6379)}
 METRICS = {(PROMETHEUS, pod, port) for pod in PODS for port in (9464, 9465, 9901)}
 
 
@@ -96,9 +98,9 @@ METRICS = {(PROMETHEUS, pod, port) for pod in PODS for port in (9464, 9465, 9901
     ("name", "expected"),
     [
         ("kustomize: base", BASE),
-        ("kustomize: everything", BASE | METRICS),
+        ("kustomize: everything", BASE | KEYS | METRICS),
         ("chart: defaults", BASE),
-        ("chart: groups", BASE | METRICS),
+        ("chart: groups", BASE | KEYS | METRICS),
     ],
 )
 def test_only_these_connections_are_possible(name: str, expected: set[tuple[str, str, int]]) -> None:

@@ -33,6 +33,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"
 ASKED = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 CONNECTIONS = 40
+ADDRESS_CONNECTIONS = 12
+CONNECTED = "http.edge.downstream_cx_active"
+LOCAL = "local.sock"
 HEAP = 64 * MIB
 HELD_BYTES = HEAP // 2  # the most of unfinished bodies
 
@@ -102,9 +105,9 @@ async def under(attack: Callable[[Hold], Awaitable[Counter[str]]]) -> AsyncItera
         await seen
 
 
-async def chats(port: int, number: int = 10) -> set[int]:
+async def chats(port: int, number: int = 10, source: str = "127.0.0.1") -> set[int]:
     """Returns the statuses of a bystander's chats, each over a connection of its own."""
-    replies = await asyncio.gather(*(send(port, "POST", CHAT, body=b"{}") for _ in range(number)))
+    replies = await asyncio.gather(*(send(port, "POST", CHAT, body=b"{}", source=source) for _ in range(number)))
     return {reply.status for reply in replies}
 
 
@@ -152,6 +155,81 @@ async def test_idle_keep_alive_connections_give_way_when_there_are_many(tight: T
         assert await chats(tight.port, 2) == {200}
         async with asyncio.timeout(tight.settings.idle_seconds / 2):
             assert HELD not in await asyncio.shield(seen)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def fair(socket_folder: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway that limits the connections of each address."""
+    (folder := socket_folder / "fair").mkdir()
+    await (text := Upstream()).start(text_socket := f"unix:{folder / 'text.sock'}")
+    settings = replace(gateway_settings(), max_connections=CONNECTIONS, address_connections=ADDRESS_CONNECTIONS)
+    local = f"unix:{folder / LOCAL}"
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(render, "LEAST_IDLE_SECONDS", 0.2)
+            async with running_gateway(folder, (text_socket,), NOWHERE, settings, local=local) as gateway:
+                yield gateway
+    finally:
+        await text.stop()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["held", "reconnecting"])
+async def test_one_address_takes_only_its_share_of_the_connections(fair: RunningGateway, again: bool) -> None:
+    attack = partial(idle_connections, "127.0.0.1", fair.port, connections=CONNECTIONS + 20, again=again)
+    async with under(attack) as seen:
+        await settles(fair, ADDRESS_CONNECTIONS)
+        for _ in range(3):
+            assert await chats(fair.port, source="127.0.0.2") == {200}
+        with pytest.raises(OSError):  # a reset may reach the client anywhere
+            await send(fair.port, "POST", CHAT, body=b"{}")
+    assert again or (await seen)[HELD] == ADDRESS_CONNECTIONS
+    await settles(fair, 0)
+    assert await chats(fair.port, ADDRESS_CONNECTIONS) == {200}  # all that it held was counted down
+
+
+async def test_many_addresses_together_cannot_hold_what_they_do_not_use(fair: RunningGateway) -> None:
+    async with opened_from(fair.port, [f"127.0.1.{number}" for number in range(CONNECTIONS)]) as readers:
+        async with asyncio.timeout(gateway_settings().idle_seconds / 2):
+            await asyncio.gather(*(reader.read() for reader in readers))
+        assert await chats(fair.port) == {200}
+
+
+async def test_the_socket_of_this_machine_has_no_limit(fair: RunningGateway) -> None:
+    async with opened_locally(fair.log.parent / LOCAL, ADDRESS_CONNECTIONS + 1) as connections:
+        for reader, writer in connections:
+            writer.write(ASKED)
+            assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+
+
+async def settles(gateway: RunningGateway, connections: int) -> None:
+    """Waits until the gateway has so many connections."""
+    async with asyncio.timeout(60):
+        while await gateway.gauge(CONNECTED) != connections:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def opened_from(port: int, addresses: list[str]) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Opens a connection from each address, and sends nothing."""
+    opening = (asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)) for address in addresses)
+    pairs = await asyncio.gather(*opening)
+    try:
+        yield [reader for reader, _ in pairs]
+    finally:
+        for _, writer in pairs:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def opened_locally(
+    socket: Path, number: int
+) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    pairs = [await asyncio.open_unix_connection(socket) for _ in range(number)]
+    try:
+        yield pairs
+    finally:
+        for _, writer in pairs:
+            writer.close()
 
 
 async def test_a_kept_connection_serves_further_requests(tight: Tight) -> None:

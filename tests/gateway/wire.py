@@ -42,13 +42,16 @@ async def send(
     path: str,
     headers: dict[str, str] | None = None,
     body: bytes | Iterable[bytes] | None = None,
+    source: str = "127.0.0.1",
 ) -> Reply:
-    """Sends one request over a separate connection. An iterable body is sent chunked."""
-    return await asyncio.to_thread(_send, port, method, path, headers or {}, body)
+    """Sends one request over a separate connection from the address `source`. An iterable body is sent chunked."""
+    return await asyncio.to_thread(_send, port, method, path, headers or {}, body, source)
 
 
-def _send(port: int, method: str, path: str, headers: dict[str, str], body: bytes | Iterable[bytes] | None) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+def _send(
+    port: int, method: str, path: str, headers: dict[str, str], body: bytes | Iterable[bytes] | None, source: str
+) -> Reply:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS, source_address=(source, 0))
     try:
         connection.request(method, path, body, headers, encode_chunked=not isinstance(body, bytes | None))
         response = connection.getresponse()

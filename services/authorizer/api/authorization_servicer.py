@@ -31,7 +31,7 @@ class AuthorizationServicer(external_auth_pb2_grpc.AuthorizationServicer):
         """Decides whether a request is admitted. Envoy's access log has each request, so none is logged here."""
         started = time.perf_counter()
         try:
-            response, outcome = admission(self._gatekeeper.check(read_request(request))), ADMITTED
+            response, outcome = admission(await self._gatekeeper.check(read_request(request))), ADMITTED
         except AllmError as error:
             response, outcome = refusal(error, request), error.code
             log.debug("refused", extra={"code": error.code, "reason": error.message})

@@ -33,6 +33,8 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
             requests_per_minute=request.requests_per_minute,
             tokens_per_minute=request.tokens_per_minute,
             concurrent_requests=request.concurrent_requests,
+            bytes_in_flight=request.bytes_in_flight,
+            stored_bytes=request.stored_bytes,
             expires=_expires(request),
         )
         made, secret = await self._keys.create(new)
@@ -83,6 +85,8 @@ def key_message(key: ApiKey) -> keys_pb2.ApiKey:
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
         concurrent_requests=key.concurrent_requests,
+        bytes_in_flight=key.bytes_in_flight,
+        stored_bytes=key.stored_bytes,
     )
     message.create_time.seconds = key.created
     if key.expires:

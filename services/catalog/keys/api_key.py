@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 _COLUMNS = (
     "id, hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked, "
-    "concurrent_requests"
+    "concurrent_requests, bytes_in_flight, stored_bytes"
 )
 _MARKS = ", ".join("?" for _ in _COLUMNS.split(","))
 
@@ -23,9 +23,11 @@ class ApiKey:
     name: str
     scopes: tuple[str, ...]
     models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; same for the next two fields
+    requests_per_minute: int = 0  # 0: no limit; same for the next four fields
     tokens_per_minute: int = 0
     concurrent_requests: int = 0
+    bytes_in_flight: int = 0
+    stored_bytes: int = 0
     created: int
     expires: int = 0  # 0: never
     revoked: int = 0  # 0: not revoked
@@ -71,11 +73,14 @@ def _values(key: ApiKey) -> tuple[object, ...]:
         key.expires,
         key.revoked,
         key.concurrent_requests,
+        key.bytes_in_flight,
+        key.stored_bytes,
     )
 
 
 def _read(row: tuple[object, ...]) -> ApiKey:
-    key_id, digest, hint, name, scopes, models, requests, tokens, created, expires, revoked, concurrent = row
+    key_id, digest, hint, name, scopes, models, requests, tokens, created, expires, revoked, *limits = row
+    concurrent, in_flight, stored = map(_whole, limits)
     return ApiKey(
         id=str(key_id),
         hash=digest if isinstance(digest, bytes) else b"",
@@ -85,7 +90,9 @@ def _read(row: tuple[object, ...]) -> ApiKey:
         models=tuple(json.loads(str(models))),
         requests_per_minute=_whole(requests),
         tokens_per_minute=_whole(tokens),
-        concurrent_requests=_whole(concurrent),
+        concurrent_requests=concurrent,
+        bytes_in_flight=in_flight,
+        stored_bytes=stored,
         created=_whole(created),
         expires=_whole(expires),
         revoked=_whole(revoked),

@@ -28,7 +28,7 @@ MAX_MODEL = 129  # of an id, or of a prefix and its star
 MAX_MODELS_TOGETHER = 2000  # every call carries the list in a header
 MAX_MODELS = 64
 MAX_REQUESTS = 2**31 - 1
-MAX_TOKENS = 2**53 - 1  # largest integer that every JSON reader reads exactly
+MAX_WHOLE = 2**53 - 1  # largest integer that every JSON reader reads exactly
 KEPT_SECONDS = 90 * 86_400  # how long an ended key stays listed
 
 
@@ -42,6 +42,8 @@ class NewKey:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrent_requests: int = 0
+    bytes_in_flight: int = 0
+    stored_bytes: int = 0
     expires: int = 0  # seconds since the epoch; 0: never
 
 
@@ -91,6 +93,8 @@ class ApiKeys:
                 requests_per_minute=new.requests_per_minute,
                 tokens_per_minute=new.tokens_per_minute,
                 concurrent_requests=new.concurrent_requests,
+                bytes_in_flight=new.bytes_in_flight,
+                stored_bytes=new.stored_bytes,
                 created=now,
                 expires=new.expires,
             )
@@ -153,8 +157,10 @@ def _check(new: NewKey, now: int) -> None:
             raise InvalidRequest(f"'models' must hold {shape}", param="models")
     for field, value, most in (
         ("requests_per_minute", new.requests_per_minute, MAX_REQUESTS),
-        ("tokens_per_minute", new.tokens_per_minute, MAX_TOKENS),
+        ("tokens_per_minute", new.tokens_per_minute, MAX_WHOLE),
         ("concurrent_requests", new.concurrent_requests, MAX_REQUESTS),
+        ("bytes_in_flight", new.bytes_in_flight, MAX_WHOLE),
+        ("stored_bytes", new.stored_bytes, MAX_WHOLE),
     ):
         if not 0 <= value <= most:
             raise InvalidRequest(f"'{field}' must be a whole number from 0 (no limit) to {most}", param=field)

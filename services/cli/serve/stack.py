@@ -132,6 +132,7 @@ class Stack:
                 tls=self.settings.tls,
                 local=self._socket(GATEWAY) if self.settings.tls.edge else "",
                 trace=self.settings.trace,
+                direct=True,
             )
         )
         program = Program(GATEWAY, tuple(envoy_command(config, os.cpu_count() or 1)), self.environ)

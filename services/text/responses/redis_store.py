@@ -92,7 +92,7 @@ class RedisResponseStore:
 
     async def check(self, client: str) -> None:
         """See ResponseStore."""
-        if await self._size(client) >= self._most_bytes:
+        if await self._size(client) >= store.allowed_bytes(self._most_bytes):
             await self._sweep_client(client)  # the counter still has what has expired since
             store.check_size(await self._size(client), self._most_bytes)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from services.auth.caller import current_caller
 from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.responses.response import Event, Failure, Item, Response
 
@@ -123,11 +124,19 @@ def synchronous() -> InvalidRequest:
     return InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
 
 
+def allowed_bytes(most: int) -> int:
+    """Returns how many bytes the current caller may store, by its key and by `most`, the limit of all keys."""
+    own = current_caller().identity.stored_bytes
+    return min(own, most) if own else most
+
+
 def check_size(size: int, most: int) -> None:
-    """Raises InvalidRequest if a client's stored responses have as many bytes as they may."""
-    if size >= most:
+    """Raises InvalidRequest if the current caller's stored responses have as many bytes as they may."""
+    allowed = allowed_bytes(most)
+    if size >= allowed:
+        reason = "ALLM_STORE_BYTES" if allowed == most else "the limit of your key"
         raise InvalidRequest(
-            f"Your stored responses have {size} bytes, and {most} are allowed (ALLM_STORE_BYTES): delete some, or send "
+            f"Your stored responses have {size} bytes, and {allowed} are allowed ({reason}): delete some, or send "
             "'store': false.",
             param="store",
         )

@@ -58,12 +58,14 @@ async def test_a_life(tmp_path: Path) -> None:
             name="ann", scopes=["admin"], models=["m*"], requests_per_minute=5, tokens_per_minute=7
         )
         request.concurrent_requests = 9
+        request.bytes_in_flight, request.stored_bytes = 2**40, 2**41
         request.expire_time.seconds = int(time.time()) + 3600
         made = await keys.CreateKey(request)
         (added,) = (await read(watch)).added.keys
         assert (added.key, added.sha256) == (made.key, key_hash(made.secret))
         assert (made.key.name, list(made.key.scopes), list(made.key.models)) == ("ann", ["admin"], ["m*"])
         assert (made.key.requests_per_minute, made.key.tokens_per_minute, made.key.concurrent_requests) == (5, 7, 9)
+        assert (made.key.bytes_in_flight, made.key.stored_bytes) == (2**40, 2**41)
         assert made.key.expire_time == request.expire_time
         assert not made.key.HasField("revoke_time")
         listed = await keys.ListKeys(keys_pb2.ListKeysRequest())

@@ -75,6 +75,8 @@ async def test_everything_is_there_after_a_restart_in_the_same_order(tmp_path: P
             requests_per_minute=3,
             tokens_per_minute=4,
             concurrent_requests=5,
+            bytes_in_flight=6,
+            stored_bytes=7,
             expires=NOW + 9,
         )
         await keys.create(wanted)
@@ -86,6 +88,7 @@ async def test_everything_is_there_after_a_restart_in_the_same_order(tmp_path: P
         first = keys.all()[0]
         assert (first.scopes, first.models, first.expires) == (("inference", "admin"), ("m", "llama*"), NOW + 9)
         assert (first.requests_per_minute, first.tokens_per_minute, first.concurrent_requests) == (3, 4, 5)
+        assert (first.bytes_in_flight, first.stored_bytes) == (6, 7)
 
 
 async def test_revoking(tmp_path: Path) -> None:
@@ -122,6 +125,8 @@ async def test_invalid_values_are_refused_by_name(tmp_path_factory: pytest.TempP
         ("requests_per_minute", 2**31),
         ("tokens_per_minute", -1),
         ("concurrent_requests", -1),
+        ("bytes_in_flight", -1),
+        ("stored_bytes", 2**53),
         ("tokens_per_minute", 2**53),
         ("expires", NOW),
         ("expires", 1),
@@ -193,7 +198,7 @@ async def test_the_database_itself_refuses_what_is_no_hash(tmp_path: Path) -> No
         with pytest.raises(sqlite3.IntegrityError):
             await keys._database.write(
                 lambda connection: connection.execute(
-                    "INSERT INTO api_keys VALUES ('key_1', x'00', '', '', '[]', '[]', 0, 0, 0, 0, 0, 0)"
+                    "INSERT INTO api_keys VALUES ('key_1', x'00', '', '', '[]', '[]', 0, 0, 0, 0, 0, 0, 0, 0)"
                 )
             )
 

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.auth.caller import Caller, keep_caller
+from services.auth.identity import SCOPES, Identity
 from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
@@ -46,6 +48,17 @@ async def test_a_client_with_all_its_bytes_stores_no_more_until_it_deletes_some(
     assert caught.value.param == "store"
     await store.check("ben")
     await store.delete("ann", "resp_1")
+    await store.check("ann")
+
+
+async def test_a_key_may_have_a_lower_limit_of_its_own(store: Any) -> None:
+    await store.add("ann", response(), given("x" * 5000))
+    keep_caller(Caller(Identity("ann", SCOPES, stored_bytes=60_000)))
+    await store.check("ann")
+    keep_caller(Caller(Identity("ann", SCOPES, stored_bytes=5000)))
+    with pytest.raises(InvalidRequest, match=r"5000 are allowed \(the limit of your key\)"):
+        await store.check("ann")
+    keep_caller(Caller(Identity("ann", SCOPES)))
     await store.check("ann")
 
 

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61llm/keys/v1/keys.proto\x12\x0c\x61llm.keys.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x02\n\x06\x41piKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12\x1b\n\x13requests_per_minute\x18\x06 \x01(\x05\x12\x19\n\x11tokens_per_minute\x18\x07 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13\x63oncurrent_requests\x18\x0b \x01(\x05\"\xc6\x01\n\x10\x43reateKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x1b\n\x13requests_per_minute\x18\x04 \x01(\x05\x12\x19\n\x11tokens_per_minute\x18\x05 \x01(\x03\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13\x63oncurrent_requests\x18\x07 \x01(\x05\"F\n\x11\x43reateKeyResponse\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.allm.keys.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\"6\n\x10ListKeysResponse\x12\"\n\x04keys\x18\x01 \x03(\x0b\x32\x14.allm.keys.v1.ApiKey\"\x1e\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"6\n\x11RevokeKeyResponse\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.allm.keys.v1.ApiKey\"\x12\n\x10WatchKeysRequest\"\x89\x01\n\x11WatchKeysResponse\x12)\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x0b\x32\x18.allm.keys.v1.HashedKeysH\x00\x12\x14\n\nremoved_id\x18\x02 \x01(\tH\x00\x12*\n\x06synced\x18\x03 \x01(\x0b\x32\x18.allm.keys.v1.KeysSyncedH\x00\x42\x07\n\x05\x65vent\"3\n\nHashedKeys\x12%\n\x04keys\x18\x01 \x03(\x0b\x32\x17.allm.keys.v1.HashedKey\">\n\tHashedKey\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.allm.keys.v1.ApiKey\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\x0c\n\nKeysSynced2\x8d\x03\n\nKeyService\x12\x65\n\tCreateKey\x12\x1e.allm.keys.v1.CreateKeyRequest\x1a\x1f.allm.keys.v1.CreateKeyResponse\"\x17\x82\xd3\xe4\x93\x02\x11\"\x0c/v1/api_keys:\x01*\x12_\n\x08ListKeys\x12\x1d.allm.keys.v1.ListKeysRequest\x1a\x1e.allm.keys.v1.ListKeysResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\x0c/v1/api_keys\x12g\n\tRevokeKey\x12\x1e.allm.keys.v1.RevokeKeyRequest\x1a\x1f.allm.keys.v1.RevokeKeyResponse\"\x19\x82\xd3\xe4\x93\x02\x13*\x11/v1/api_keys/{id}\x12N\n\tWatchKeys\x12\x1e.allm.keys.v1.WatchKeysRequest\x1a\x1f.allm.keys.v1.WatchKeysResponse0\x01\x42\x44\n\x0f\x61i.allm.keys.v1P\x01Z/github.com/allm/allm/gen/go/allm/keys/v1;keysv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61llm/keys/v1/keys.proto\x12\x0c\x61llm.keys.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x02\n\x06\x41piKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12\x1b\n\x13requests_per_minute\x18\x06 \x01(\x05\x12\x19\n\x11tokens_per_minute\x18\x07 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13\x63oncurrent_requests\x18\x0b \x01(\x05\x12\x17\n\x0f\x62ytes_in_flight\x18\x0c \x01(\x03\x12\x14\n\x0cstored_bytes\x18\r \x01(\x03\"\xf5\x01\n\x10\x43reateKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x1b\n\x13requests_per_minute\x18\x04 \x01(\x05\x12\x19\n\x11tokens_per_minute\x18\x05 \x01(\x03\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13\x63oncurrent_requests\x18\x07 \x01(\x05\x12\x17\n\x0f\x62ytes_in_flight\x18\x08 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\t \x01(\x03\"F\n\x11\x43reateKeyResponse\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.allm.keys.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\"6\n\x10ListKeysResponse\x12\"\n\x04keys\x18\x01 \x03(\x0b\x32\x14.allm.keys.v1.ApiKey\"\x1e\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"6\n\x11RevokeKeyResponse\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.allm.keys.v1.ApiKey\"\x12\n\x10WatchKeysRequest\"\x89\x01\n\x11WatchKeysResponse\x12)\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x0b\x32\x18.allm.keys.v1.HashedKeysH\x00\x12\x14\n\nremoved_id\x18\x02 \x01(\tH\x00\x12*\n\x06synced\x18\x03 \x01(\x0b\x32\x18.allm.keys.v1.KeysSyncedH\x00\x42\x07\n\x05\x65vent\"3\n\nHashedKeys\x12%\n\x04keys\x18\x01 \x03(\x0b\x32\x17.allm.keys.v1.HashedKey\">\n\tHashedKey\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.allm.keys.v1.ApiKey\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\x0c\n\nKeysSynced2\x8d\x03\n\nKeyService\x12\x65\n\tCreateKey\x12\x1e.allm.keys.v1.CreateKeyRequest\x1a\x1f.allm.keys.v1.CreateKeyResponse\"\x17\x82\xd3\xe4\x93\x02\x11\"\x0c/v1/api_keys:\x01*\x12_\n\x08ListKeys\x12\x1d.allm.keys.v1.ListKeysRequest\x1a\x1e.allm.keys.v1.ListKeysResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\x0c/v1/api_keys\x12g\n\tRevokeKey\x12\x1e.allm.keys.v1.RevokeKeyRequest\x1a\x1f.allm.keys.v1.RevokeKeyResponse\"\x19\x82\xd3\xe4\x93\x02\x13*\x11/v1/api_keys/{id}\x12N\n\tWatchKeys\x12\x1e.allm.keys.v1.WatchKeysRequest\x1a\x1f.allm.keys.v1.WatchKeysResponse0\x01\x42\x44\n\x0f\x61i.allm.keys.v1P\x01Z/github.com/allm/allm/gen/go/allm/keys/v1;keysv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,29 +41,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEYSERVICE'].methods_by_name['RevokeKey']._loaded_options = None
   _globals['_KEYSERVICE'].methods_by_name['RevokeKey']._serialized_options = b'\202\323\344\223\002\023*\021/v1/api_keys/{id}'
   _globals['_APIKEY']._serialized_start=105
-  _globals['_APIKEY']._serialized_end=417
-  _globals['_CREATEKEYREQUEST']._serialized_start=420
-  _globals['_CREATEKEYREQUEST']._serialized_end=618
-  _globals['_CREATEKEYRESPONSE']._serialized_start=620
-  _globals['_CREATEKEYRESPONSE']._serialized_end=690
-  _globals['_LISTKEYSREQUEST']._serialized_start=692
-  _globals['_LISTKEYSREQUEST']._serialized_end=709
-  _globals['_LISTKEYSRESPONSE']._serialized_start=711
-  _globals['_LISTKEYSRESPONSE']._serialized_end=765
-  _globals['_REVOKEKEYREQUEST']._serialized_start=767
-  _globals['_REVOKEKEYREQUEST']._serialized_end=797
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=799
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=853
-  _globals['_WATCHKEYSREQUEST']._serialized_start=855
-  _globals['_WATCHKEYSREQUEST']._serialized_end=873
-  _globals['_WATCHKEYSRESPONSE']._serialized_start=876
-  _globals['_WATCHKEYSRESPONSE']._serialized_end=1013
-  _globals['_HASHEDKEYS']._serialized_start=1015
-  _globals['_HASHEDKEYS']._serialized_end=1066
-  _globals['_HASHEDKEY']._serialized_start=1068
-  _globals['_HASHEDKEY']._serialized_end=1130
-  _globals['_KEYSSYNCED']._serialized_start=1132
-  _globals['_KEYSSYNCED']._serialized_end=1144
-  _globals['_KEYSERVICE']._serialized_start=1147
-  _globals['_KEYSERVICE']._serialized_end=1544
+  _globals['_APIKEY']._serialized_end=464
+  _globals['_CREATEKEYREQUEST']._serialized_start=467
+  _globals['_CREATEKEYREQUEST']._serialized_end=712
+  _globals['_CREATEKEYRESPONSE']._serialized_start=714
+  _globals['_CREATEKEYRESPONSE']._serialized_end=784
+  _globals['_LISTKEYSREQUEST']._serialized_start=786
+  _globals['_LISTKEYSREQUEST']._serialized_end=803
+  _globals['_LISTKEYSRESPONSE']._serialized_start=805
+  _globals['_LISTKEYSRESPONSE']._serialized_end=859
+  _globals['_REVOKEKEYREQUEST']._serialized_start=861
+  _globals['_REVOKEKEYREQUEST']._serialized_end=891
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=893
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=947
+  _globals['_WATCHKEYSREQUEST']._serialized_start=949
+  _globals['_WATCHKEYSREQUEST']._serialized_end=967
+  _globals['_WATCHKEYSRESPONSE']._serialized_start=970
+  _globals['_WATCHKEYSRESPONSE']._serialized_end=1107
+  _globals['_HASHEDKEYS']._serialized_start=1109
+  _globals['_HASHEDKEYS']._serialized_end=1160
+  _globals['_HASHEDKEY']._serialized_start=1162
+  _globals['_HASHEDKEY']._serialized_end=1224
+  _globals['_KEYSSYNCED']._serialized_start=1226
+  _globals['_KEYSSYNCED']._serialized_end=1238
+  _globals['_KEYSERVICE']._serialized_start=1241
+  _globals['_KEYSERVICE']._serialized_end=1638
 # @@protoc_insertion_point(module_scope)

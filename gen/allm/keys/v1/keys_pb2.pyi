@@ -36,6 +36,8 @@ class ApiKey(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
     CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    BYTES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """`key_` and 16 hexadecimal characters. Logs and metrics identify callers by it."""
     name: _builtins.str
@@ -48,6 +50,10 @@ class ApiKey(_message.Message):
     """Allowed tokens per minute, in prompts and completions together; 0: no limit."""
     concurrent_requests: _builtins.int
     """Requests to models that may run or wait at the same time in one replica of a service; 0: no limit."""
+    bytes_in_flight: _builtins.int
+    """Bytes of request bodies that requests to models may have in progress in one replica of a service; 0: no limit."""
+    stored_bytes: _builtins.int
+    """Bytes of stored responses, at which further ones are refused; 0: only the limit of all keys, ALLM_STORE_BYTES."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The permissions of the key: `inference`, `admin`."""
@@ -82,10 +88,12 @@ class ApiKey(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
         concurrent_requests: _builtins.int = ...,
+        bytes_in_flight: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "create_time", b"create_time", "expire_time", b"expire_time", "hint", b"hint", "id", b"id", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "revoke_time", b"revoke_time", "scopes", b"scopes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in_flight", b"bytes_in_flight", "concurrent_requests", b"concurrent_requests", "create_time", b"create_time", "expire_time", b"expire_time", "hint", b"hint", "id", b"id", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "revoke_time", b"revoke_time", "scopes", b"scopes", "stored_bytes", b"stored_bytes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -104,6 +112,8 @@ class CreateKeyRequest(_message.Message):
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    BYTES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name: 1 to 128 printable characters. Several keys may have the same name. Required."""
     requests_per_minute: _builtins.int
@@ -112,6 +122,10 @@ class CreateKeyRequest(_message.Message):
     """Allowed tokens per minute; 0: no limit."""
     concurrent_requests: _builtins.int
     """Requests to models that may run or wait at the same time in one replica of a service; 0: no limit."""
+    bytes_in_flight: _builtins.int
+    """Bytes of request bodies that requests to models may have in progress in one replica of a service; 0: no limit."""
+    stored_bytes: _builtins.int
+    """Bytes of stored responses, at which further ones are refused; 0: only the limit of all keys, ALLM_STORE_BYTES."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`inference`, `admin` or both; empty: `inference`."""
@@ -136,10 +150,12 @@ class CreateKeyRequest(_message.Message):
         tokens_per_minute: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         concurrent_requests: _builtins.int = ...,
+        bytes_in_flight: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "expire_time", b"expire_time", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "scopes", b"scopes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in_flight", b"bytes_in_flight", "concurrent_requests", b"concurrent_requests", "expire_time", b"expire_time", "models", b"models", "name", b"name", "requests_per_minute", b"requests_per_minute", "scopes", b"scopes", "stored_bytes", b"stored_bytes", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
