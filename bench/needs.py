@@ -43,7 +43,8 @@ from services.models.formats.inspect import inspect
 from services.models.hub.source_tree import LocalTree
 from services.models.registry import EngineRegistry
 from services.residency.memory.memory_estimate import MemoryEstimate
-from services.settings.settings import MIB, Settings, load_settings
+from services.settings.modality_settings import MIB
+from services.settings.settings import Settings, load_settings
 from services.text import memory_estimate as text_estimate
 from services.text.manager import TextManager
 

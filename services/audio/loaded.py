@@ -26,7 +26,7 @@ from services.audio.engine.messages import (
 )
 from services.errors import AllmError
 from services.rpc.deadline import caller_deadline
-from services.settings.settings import AudioSettings
+from services.settings.modality_settings import AudioSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
 from services.worker.model_in_worker import ModelInWorker

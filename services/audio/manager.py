@@ -12,7 +12,7 @@ from services.models.registry import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
-from services.settings.settings import AudioSettings
+from services.settings.modality_settings import AudioSettings
 from services.worker.devices import cublas_environ
 from services.worker.start import WorkerStart, available_cores, worker_environ
 

@@ -25,7 +25,7 @@ from services.models.formats.ctranslate2 import read_shapes
 from services.models.formats.document import known_object
 from services.models.registry import Runtime
 from services.residency.memory.memory_estimate import MemoryEstimate, gpu_of
-from services.settings.settings import MIB, AudioSettings
+from services.settings.modality_settings import MIB, AudioSettings
 
 WORKER_BYTES: Mapping[str, int] = {"faster_whisper": 62 * MIB, "whisper": 420 * MIB}
 GPU_CONTEXT = 500 * MIB  # of CTranslate2

@@ -30,7 +30,7 @@ from services.audio.sound.source import RawSound, SoundSource
 from services.auth.caller import current_caller
 from services.errors import AllmError, Internal, InvalidRequest
 from services.models.store import StoredModel
-from services.settings.settings import AudioSettings
+from services.settings.modality_settings import AudioSettings
 from services.telemetry import tracing
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from services.image.parameters import FileKind, ImageRequest, Output, ResolvedRe
 from services.image.pictures.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
 from services.models.store import StoredModel
-from services.settings.settings import ImageSettings
+from services.settings.modality_settings import ImageSettings
 from services.telemetry import tracing
 
 

@@ -23,7 +23,7 @@ from services.image.engine.messages import (
     Stepped,
 )
 from services.rpc.deadline import caller_deadline
-from services.settings.settings import ImageSettings
+from services.settings.modality_settings import ImageSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import IMAGES, INPUT_TOKENS, STEPS
 from services.worker.model_in_worker import ModelInWorker

@@ -12,7 +12,7 @@ from services.models.registry import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
-from services.settings.settings import ImageSettings
+from services.settings.modality_settings import ImageSettings
 from services.worker.start import WorkerStart, available_cores, worker_environ
 
 WORKER_MODULE = "services.image.engine"

@@ -26,7 +26,7 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import Runtime
 from services.residency.memory.device_memory import DeviceMemory, read_devices
 from services.residency.memory.memory_estimate import HOST, NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
-from services.settings.settings import MIB
+from services.settings.modality_settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
 _WEIGHTS = ".safetensors"

@@ -24,7 +24,7 @@ from services.residency.memory.reservation import NeverFits
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
 from services.rpc.deadline import is_cancelled
-from services.settings.settings import MIB
+from services.settings.modality_settings import MIB
 from services.telemetry import metrics, tracing
 from services.telemetry.figures import EVENTS
 from services.worker.process import started_pids

@@ -27,8 +27,9 @@ from services.rpc.bytes_in_flight import BytesInFlight
 from services.rpc.call import Call
 from services.rpc.channel import is_plain, server_credentials
 from services.rpc.probe import Probes
+from services.settings.modality_settings import MIB
 from services.settings.setting import SettingError
-from services.settings.settings import MIB, ServiceSettings, Settings, load_settings
+from services.settings.settings import ServiceSettings, Settings, load_settings
 from services.settings.tls_settings import ServiceTls
 from services.storage.private_files import private_folder
 from services.telemetry import tracing

@@ -23,8 +23,9 @@ from services.modality import ModalityService, open_registry
 from services.models.registry import CPU, EngineRegistry
 from services.residency.memory.device_memory import VulkanMemory
 from services.rpc.server import Application, run
+from services.settings.modality_settings import TextSettings
 from services.settings.setting import SettingError
-from services.settings.settings import Settings, TextSettings
+from services.settings.settings import Settings
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar, TypeVar
 
 from services.rpc.deadline import caller_deadline
-from services.settings.settings import TextSettings
+from services.settings.modality_settings import TextSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS
 from services.text.engine.messages import Accepted, Counters, Encoded, FromWorker, Hold, Piece, Ready, Stepped, Submit

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from services.auth.caller import current_caller
 from services.errors import InvalidRequest
 from services.rpc.deadline import caller_deadline
-from services.settings.settings import TextSettings
+from services.settings.modality_settings import TextSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import INPUT_TOKENS
 from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped

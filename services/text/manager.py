@@ -12,7 +12,7 @@ from services.models.registry import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
-from services.settings.settings import TextSettings
+from services.settings.modality_settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.engine.runtimes.vllm.arguments import eager
 from services.text.llama_library import llama_environ

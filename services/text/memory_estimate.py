@@ -34,7 +34,7 @@ from services.models.formats.document import known_object
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header
 from services.models.registry import Runtime
 from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
-from services.settings.settings import MIB, TextSettings
+from services.settings.modality_settings import MIB, TextSettings
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states

@@ -32,7 +32,8 @@ from services.residency.residency import Residency
 from services.residency.resident import ResidentKey, resident_key
 from services.residency.servicer import ResidencyServicer
 from services.residency.slot import Slot
-from services.settings.settings import MIB, ResidencySettings
+from services.settings.modality_settings import MIB
+from services.settings.settings import ResidencySettings
 
 RUNTIME = RUNTIMES[0]
 TOTAL = 1000 * MIB

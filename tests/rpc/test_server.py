@@ -18,7 +18,7 @@ from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.settings.settings import MIB
+from services.settings.modality_settings import MIB
 from tests.rpc.tiny_service import NAME
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services.settings.modality_settings import MIB
 from services.settings.setting import SettingError
-from services.settings.settings import MIB, Settings, load_settings
+from services.settings.settings import Settings, load_settings
 from tests.case import case
 
 # These need other variables or set several fields: their modules have separate tests.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from services.errors import InvalidRequest
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality
 from services.models.registry import RUNTIMES
-from services.settings.settings import DTYPES
+from services.settings.modality_settings import DTYPES
 
 MAX_NAME = 128  # characters
 MAX_ALIASES = 32

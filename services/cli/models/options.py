@@ -10,7 +10,7 @@ import typer
 from allm.models.v1 import model_pb2
 
 from services.cli.problem import Problem
-from services.settings.settings import DTYPES
+from services.settings.modality_settings import DTYPES
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
 Address = Annotated[

@@ -10,7 +10,7 @@ from services.image.pictures.messages import Allow, Decode, Decoded, Encode, Enc
 from services.sandbox.child import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
-from services.settings.settings import ImageSettings
+from services.settings.modality_settings import ImageSettings
 
 MODULE = "services.image.pictures"
 FILES = 500  # files before a process is replaced, which bounds what its libraries leak

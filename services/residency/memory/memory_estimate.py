@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from services.byte_count import bytes_word
 from services.models.registry import Runtime
-from services.settings.settings import MIB, ResidencySettings
+from services.settings.modality_settings import MIB
+from services.settings.settings import ResidencySettings
 
 HOST = "host"  # main memory, as opposed to a GPU's
 TORCH_CONTEXT = 600 * MIB  # CUDA and its kernels, on the device; llama.cpp's are as large

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from services.errors import Internal, ModelInvalid, OutOfMemory
 from services.residency.memory.admission import Admission
 from services.residency.memory.reservation import NeverFits, NoRoom, TooManyModels
-from services.settings.settings import MIB
+from services.settings.modality_settings import MIB
 from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
 PATIENT = 60.0  # seconds; no test waits that long

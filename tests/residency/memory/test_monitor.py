@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from services.errors import Internal
 from services.residency.memory.monitor import NEIGHBOUR_SECONDS
 from services.residency.memory.reservation import NoRoom
-from services.settings.settings import MIB
+from services.settings.modality_settings import MIB
 from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
 

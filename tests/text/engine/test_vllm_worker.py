@@ -20,7 +20,8 @@ from services.models.descriptor import describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
-from services.settings.settings import MIB, load_settings
+from services.settings.modality_settings import MIB
+from services.settings.settings import load_settings
 from services.text.engine.messages import EngineOptions
 from services.text.memory_estimate import TextMemoryEstimate
 from tests.demo_model import demo_safetensors
