@@ -7,7 +7,7 @@ from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
 from services.image.api.facade import ImagesFacade
-from services.image.api.form import ImageUploads, UploadRoom
+from services.image.api.form import ImageUploads, upload_room
 from services.image.api.servicer import ImageServicer
 from services.image.image_files import ImageFiles
 from services.image.images import Images
@@ -33,7 +33,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     pictures = Pictures(image)
     files = ImageFiles(image.folder, image.folder_bytes, image.public_url)
     images = Images(models, pictures, image)
-    room = UploadRoom(image.upload_bytes)
+    room = upload_room(image.upload_bytes)
     servicer = ImageServicer(models, images, image.max_image_bytes, room)
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(servicer, server)
     rest = ImagesFacade(models, images, files, ImageUploads(image.max_image_bytes, room))

@@ -28,8 +28,8 @@ from services.auth.authentication import Authenticator
 from services.auth.caller import keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
 from services.errors import AllmError, Cancelled, Internal, RateLimited, Timeout
-from services.rpc.bytes_in_flight import BytesInFlight
 from services.rpc.deadline import Deadline, is_cancelled, keep_deadline, read_deadline
+from services.rpc.shares import Shares
 from services.telemetry import logs, metrics, tracing
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Call:
 
     slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for a slow reader; set by `serve`
     running: ClassVar[Counter[str]] = Counter()  # requests to models, of each key with a limit
-    bodies: ClassVar[BytesInFlight] = BytesInFlight()  # of requests to models; set by `serve`
+    bodies: ClassVar[Shares] = Shares()  # bytes of requests to models; set by `serve`
     authenticator: ClassVar[Authenticator] = Authenticator()  # set by `serve`
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:

@@ -23,10 +23,10 @@ from grpc_reflection.v1alpha import reflection
 
 from services.auth.authentication import Authenticator
 from services.errors import AllmError
-from services.rpc.bytes_in_flight import BytesInFlight
 from services.rpc.call import Call
 from services.rpc.channel import is_plain, server_credentials
 from services.rpc.probe import Probes
+from services.rpc.shares import Shares
 from services.settings.modality_settings import MIB
 from services.settings.setting import SettingError
 from services.settings.settings import ServiceSettings, Settings, load_settings
@@ -106,7 +106,8 @@ async def _give_memory_back() -> None:
 async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
     stop = _stop_event(settings.service)
     Call.slow_client_seconds = settings.service.slow_client_seconds
-    Call.bodies = BytesInFlight(max(settings.service.bytes_in_flight, settings.service.max_body_bytes + MIB))
+    most_bytes = max(settings.service.bytes_in_flight, settings.service.max_body_bytes + MIB)
+    Call.bodies = Shares(most_bytes, variable="ALLM_BYTES_IN_FLIGHT")
     authenticator = Call.authenticator = Authenticator.of(settings)
     server = grpc.aio.server(options=_options(settings.service))
     with contextlib.suppress(OSError):  # whatever needs the folder reports that it cannot be used

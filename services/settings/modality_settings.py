@@ -165,8 +165,8 @@ class ImageSettings(WorkerSettings):
     max_image_bytes: int = setting.integer("ALLM_MAX_IMAGE_BYTES", 25 * MIB, 1024, 128 * MIB, "bytes", "image")
     """maximum size of an image file in a request"""
     upload_bytes: int = setting.integer("ALLM_IMAGE_UPLOAD_BYTES", 512 * MIB, 256 * MIB, MAX_BYTES, "bytes", "image")
-    """maximum size of the input images of all requests together; they stay in memory until their request ends; requests
-    beyond it are refused with OVERLOADED"""
+    """size of the input images of all requests together; they stay in memory until their request ends; requests beyond
+    it are refused with OVERLOADED, but for those of keys below an equal share, up to twice as many bytes in all"""
     max_image_pixels: int = setting.integer("ALLM_MAX_IMAGE_PIXELS", 16 * MIB, 4096, 64 * MIB, "pixels", "image")
     """maximum number of pixels, width times height, of an image in a request"""
     codecs: int = setting.integer("ALLM_IMAGE_CODECS", 4, 1, 64, "processes", "image")

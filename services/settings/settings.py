@@ -69,8 +69,8 @@ class ServiceSettings:
         "ALLM_BYTES_IN_FLIGHT", 512 * MIB, MIB, MAX_BYTES, "bytes", "services", section="Who may call"
     )
     """bytes of the bodies of all requests to models in a service, at least one of `ALLM_MAX_BODY_BYTES`. One key may
-    use all of them; when they are used up, only keys below an equal share get more. Uploads of sound and image forms
-    have limits of their own"""
+    use all of them; when they are used up, only keys below an equal share get more, up to twice as many in all. Forms
+    with sound or images have such limits of their own"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
     ) -> None:
         """Transcribes speech in the language spoken; with `stream`, sends each segment as soon as it is decoded."""
         async with discarding_rest(request):
-            with self._uploads.open() as upload:
+            with self._uploads.open(call.client) as upload:
                 form = await read_upload(request, upload)
                 await self._answer(*read_transcription(form.fields), upload, call)
 
@@ -47,7 +47,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
     ) -> None:
         """Transcribes speech and translates it into English."""
         async with discarding_rest(request):
-            with self._uploads.open() as upload:
+            with self._uploads.open(call.client) as upload:
                 form = await read_upload(request, upload)
                 await self._answer(*read_translation(form.fields), upload, call)
 

@@ -92,7 +92,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
         raw = read_raw(config)
         call.model = (await self._models.find(wanted.model)).id
         transcript = Transcript()
-        with _called_audio(), self._uploads.open() as upload:
+        with _called_audio(), self._uploads.open(call.client) as upload:
             async with in_time():
                 async for data in requests.audio():
                     upload.write(data)

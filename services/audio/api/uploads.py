@@ -10,8 +10,9 @@ from pathlib import Path
 from google.api import httpbody_pb2
 
 from services.audio.sound.source import Upload
-from services.errors import InvalidRequest, Overloaded, Timeout
+from services.errors import InvalidRequest, Timeout
 from services.rest.openai.multipart import FilePart, Form, Sink, read_form
+from services.rpc.shares import Shares
 
 UPLOAD_SECONDS = 3600.0  # limit for the arrival of a file
 AT_ONCE = 512  # requests with an uploaded file, running and waiting
@@ -34,20 +35,13 @@ class Uploads:
     def __init__(self, folder: Path, limit_bytes: int, at_once: int = AT_ONCE) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
-        self._at_once = at_once
-        self._open = 0
+        self._places = Shares(at_once, holders="files that are transcribed or wait", unit="places")
 
     @contextmanager
-    def open(self) -> Iterator[Upload]:
+    def open(self, client: str) -> Iterator[Upload]:
         """Opens an empty file for writing; leaving the block removes it. Raises Overloaded if too many are open."""
-        if self._open >= self._at_once:
-            raise Overloaded(f"{self._open} files are being transcribed or are waiting: no more are accepted")
-        self._open += 1
-        try:
-            with Upload(self._folder, self._limit_bytes) as upload:
-                yield upload
-        finally:
-            self._open -= 1
+        with self._places.hold(client, 1), Upload(self._folder, self._limit_bytes) as upload:
+            yield upload
 
 
 async def read_upload(messages: AsyncIterator[httpbody_pb2.HttpBody], upload: Upload) -> Form:

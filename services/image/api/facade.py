@@ -56,7 +56,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     ) -> None:
         """Edits an image, everywhere or under a mask."""
         async with discarding_rest(request):
-            with self._uploads.open() as upload:
+            with self._uploads.open(call) as upload:
                 form = await upload.read(request)
                 await self._answer(*read_edit(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
 
@@ -66,7 +66,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     ) -> None:
         """Creates variations of an image."""
         async with discarding_rest(request):
-            with self._uploads.open() as upload:
+            with self._uploads.open(call) as upload:
                 form = await upload.read(request)
                 await self._answer(*read_variation(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from google.api import httpbody_pb2
 
-from services.errors import InvalidRequest, Overloaded, Timeout, Unsupported
+from services.errors import InvalidRequest, Timeout, Unsupported
 from services.image.api import limits
 from services.rest.openai.multipart import FilePart, Form, Sink, read_form
+from services.rpc.call import Call
+from services.rpc.shares import Share, Shares
 
 UPLOAD_SECONDS = 600.0  # time limit for receiving a form
 AT_ONCE = 64  # requests with open forms
@@ -25,28 +27,29 @@ RETRY_SECONDS = 5.0  # an edit takes some seconds, then its file is freed
 class ImageUploads:
     """Admits forms with files, within limits of size and number."""
 
-    def __init__(self, limit_bytes: int, room: UploadRoom, at_once: int = AT_ONCE) -> None:
+    def __init__(self, limit_bytes: int, room: Shares, at_once: int = AT_ONCE) -> None:
         """`limit_bytes`: the largest file; `room`: the memory for the files of all requests."""
         self._limit_bytes = limit_bytes
         self._room = room
-        self._at_once = at_once
-        self._open = 0
+        self._places = Shares(at_once, holders="requests with images", unit="places", retry_seconds=RETRY_SECONDS)
 
     @contextmanager
-    def open(self) -> Iterator[Uploaded]:
+    def open(self, caller: Call) -> Iterator[Uploaded]:
         """Opens a request's upload; leaving the block frees its memory. Raises Overloaded if too many are open."""
-        if self._open >= self._at_once:
-            raise Overloaded(f"{self._open} requests with images are in progress: no more are accepted")
-        self._open += 1
-        try:
-            with self._room.share() as share:
-                uploaded = Uploaded(self._limit_bytes, share)
-                try:
-                    yield uploaded
-                finally:
-                    uploaded.clear()
-        finally:
-            self._open -= 1
+        limit = caller.identity.bytes_in_flight
+        with self._places.hold(caller.client, 1), self._room.open(caller.client, limit) as share:
+            uploaded = Uploaded(self._limit_bytes, share)
+            try:
+                yield uploaded
+            finally:
+                uploaded.clear()
+
+
+def upload_room(most_bytes: int) -> Shares:
+    """Returns the memory for input files that both wire formats share."""
+    return Shares(
+        most_bytes, holders="uploads in progress", variable="ALLM_IMAGE_UPLOAD_BYTES", retry_seconds=RETRY_SECONDS
+    )
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Uploaded:
     """The files of a form."""
 
     limit_bytes: int
-    share: UploadShare
+    share: Share
     files: dict[str, bytearray] = field(default_factory=dict)  # name -> bytes
 
     async def read(self, messages: AsyncIterator[httpbody_pb2.HttpBody]) -> Form:
@@ -64,7 +67,8 @@ class Uploaded:
             InvalidRequest: not a form, no image, or an empty file.
             Unsupported: several images.
             RequestTooLarge: a file over the limit.
-            Overloaded: the files of all requests together are too large.
+            RateLimited: the files of the caller's key together are too large.
+            Overloaded: the files of all requests together are too large, and the caller's key has its share.
             Timeout: the form took too long to arrive.
         """
         try:
@@ -118,59 +122,15 @@ class _Nowhere:
 class _Memory:
     """A sink that collects a file in memory."""
 
-    def __init__(self, data: bytearray, limit: int, name: str, share: UploadShare) -> None:
+    def __init__(self, data: bytearray, limit: int, name: str, share: Share) -> None:
         self._data = data
         self._limit = limit
         self._name = name
         self._share = share
 
     def write(self, data: bytes, /) -> None:
-        """Takes the next bytes. Raises RequestTooLarge and Overloaded."""
+        """Takes the next bytes. Raises RequestTooLarge, RateLimited and Overloaded."""
         if len(self._data) + len(data) > self._limit:
             raise limits.too_large(self._name, self._limit)
         self._share.take(len(data))
         self._data += data
-
-
-class UploadRoom:
-    """The memory budget that both wire formats share."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._taken = 0
-
-    @property
-    def taken(self) -> int:
-        """Bytes in use."""
-        return self._taken
-
-    @contextmanager
-    def share(self) -> Iterator[UploadShare]:
-        """Opens the share of one request; leaving the block frees all of it."""
-        share = UploadShare(self)
-        try:
-            yield share
-        finally:
-            self._taken -= share.taken
-
-    def take(self, count: int) -> None:
-        """Reserves bytes for a share. Raises Overloaded if they do not fit."""
-        if self._taken + count > self._most_bytes:
-            raise Overloaded(
-                f"uploads in progress use {self._taken} of {self._most_bytes} bytes (ALLM_IMAGE_UPLOAD_BYTES)",
-                retry_after=RETRY_SECONDS,
-            )
-        self._taken += count
-
-
-class UploadShare:
-    """The bytes of one request."""
-
-    def __init__(self, room: UploadRoom) -> None:
-        self._room = room
-        self.taken = 0
-
-    def take(self, count: int) -> None:
-        """Reserves more bytes. Raises Overloaded, and then keeps the share unchanged."""
-        self._room.take(count)
-        self.taken += count

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from google.protobuf.message import Message
 
-from services.image.api.form import UploadRoom
 from services.image.api.messages import (
     TYPED,
     answer_fields,
@@ -22,12 +21,13 @@ from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
 from services.rest.openai.body import called
 from services.rpc.call import Call, typed
+from services.rpc.shares import Shares
 
 
 class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     """The typed image API."""
 
-    def __init__(self, models: ImageModels, images: Images, limit_bytes: int, room: UploadRoom) -> None:
+    def __init__(self, models: ImageModels, images: Images, limit_bytes: int, room: Shares) -> None:
         """`limit_bytes`: the largest accepted file; `room`: the memory for the files of all requests."""
         self._models = models
         self._images = images
@@ -100,7 +100,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     @asynccontextmanager
     async def _events(self, wanted: ImageRequest, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
         """Runs the request for the duration of the block. Raises Overloaded if its files do not fit in memory."""
-        with self._room.share() as share, called(TYPED):
+        with self._room.open(call.client) as share, called(TYPED):
             share.take(len(wanted.image) + len(wanted.mask))
             stored = await self._models.find(wanted.model)
             call.model = stored.id

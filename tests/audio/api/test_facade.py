@@ -37,6 +37,7 @@ from tests.case import case
 SOUND = b"RIFF what the sound is made of"
 FILE = ("speech.wav", SOUND, "audio/wav")
 PATIENCE_SECONDS = 60
+ANN, BOB = "ann", "bob"
 EVENTS: TypeAdapter[Any] = TypeAdapter(TranscriptionStreamEvent)
 
 
@@ -416,10 +417,13 @@ def written(*parts: tuple[str, bytes]) -> bytes:
     return b"\r\n".join((*sent, b"--b--\r\n"))
 
 
-async def asked(channel: grpc.aio.Channel, data: bytes, kind: str = "multipart/form-data; boundary=b") -> bytes:
+async def asked(
+    channel: grpc.aio.Channel, data: bytes, kind: str = "multipart/form-data; boundary=b", client: str = ANN
+) -> bytes:
     """Returns the whole answer to a request of one message."""
     stub = audio_service_pb2_grpc.AudioServiceStub(channel)
-    call = stub.CreateTranscription(iter([httpbody_pb2.HttpBody(content_type=kind, data=data)]))
+    messages = iter([httpbody_pb2.HttpBody(content_type=kind, data=data)])
+    call = stub.CreateTranscription(messages, metadata=[("x-client-id", client)])
     return b"".join([message.data async for message in call])
 
 
@@ -521,21 +525,26 @@ async def test_disconnect_during_decoding_ends_it(channel: grpc.aio.Channel, cor
         await core.left.wait()
 
 
-async def test_only_so_many_files_at_once(core: ScriptedTranscriptions, tmp_path: Path) -> None:
-    begun, end = asyncio.Event(), asyncio.Event()
+async def test_only_so_many_files_at_once_in_shares_of_the_clients(
+    core: ScriptedTranscriptions, tmp_path: Path
+) -> None:
+    begun, end = asyncio.Semaphore(0), asyncio.Event()
 
     async def wait(event: Event) -> None:
-        begun.set()
+        begun.release()
         await end.wait()
 
     core.between = wait
     data = written(("file", SOUND), ("model", MODEL.encode()))
-    async with served(core, tmp_path, at_once=1) as channel, asyncio.timeout(PATIENCE_SECONDS):
-        first = asyncio.create_task(asked(channel, data))
-        await begun.wait()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asked(channel, data)
-        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with served(core, tmp_path, at_once=2) as channel, asyncio.timeout(PATIENCE_SECONDS):
+        running = []
+        for client in (ANN, ANN, BOB):  # the third has less than its share
+            running.append(asyncio.create_task(asked(channel, data, client=client)))
+            await begun.acquire()
+        for client in (ANN, BOB):
+            with pytest.raises(grpc.aio.AioRpcError, match="no more are accepted") as caught:
+                await asked(channel, data, client=client)
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         end.set()
-        await first
+        await asyncio.gather(*running)
         await asked(channel, data)

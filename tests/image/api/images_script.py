@@ -15,7 +15,7 @@ from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_gr
 
 from services.errors import ModelNotFound
 from services.image.api.facade import ImagesFacade
-from services.image.api.form import ImageUploads, UploadRoom
+from services.image.api.form import ImageUploads, upload_room
 from services.image.api.servicer import ImageServicer
 from services.image.engine.messages import Finished, Parameters, Progress
 from services.image.image_files import ImageFiles
@@ -95,7 +95,7 @@ async def served(
     core: ScriptedImages, folder: Path, at_once: int = 8, room_bytes: int = 8 * LIMIT_BYTES
 ) -> AsyncIterator[grpc.aio.Channel]:
     """Serves both services over the core and yields a channel to them."""
-    room = UploadRoom(room_bytes)
+    room = upload_room(room_bytes)
     server = grpc.aio.server()
     files = ImageFiles(folder, LIMIT_BYTES, PUBLIC_URL)
     await files.start()

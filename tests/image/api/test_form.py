@@ -12,8 +12,6 @@ import openai
 import pytest
 from allm.image.v1 import image_pb2, image_service_pb2, image_service_pb2_grpc
 
-from services.errors import Overloaded
-from services.image.api.form import UploadRoom
 from services.image.images import Event
 from tests.image.api.images_script import MODEL, ScriptedImages, served
 from tests.image.api.official_images_client import official_client
@@ -21,23 +19,6 @@ from tests.image.api.official_images_client import official_client
 PATIENCE_SECONDS = 60
 ROOM = 1000  # bytes
 MOST = b"x" * 600  # two of these exceed the limit
-
-
-def test_room_of_a_request_is_released_at_any_end() -> None:
-    room = UploadRoom(100)
-    with room.share() as one, room.share() as other:
-        one.take(60)
-        other.take(20)
-        other.take(20)
-        with pytest.raises(Overloaded, match=r"100 of 100 bytes \(ALLM_IMAGE_UPLOAD_BYTES\)"):
-            one.take(1)
-        assert room.taken == 100
-    assert room.taken == 0
-    with pytest.raises(KeyError), room.share() as failed:
-        failed.take(100)
-        raise KeyError
-    with room.share() as all_of_it:
-        all_of_it.take(100)
 
 
 @asynccontextmanager

@@ -1,20 +1,21 @@
-"""The shares of keys in the bytes of request bodies."""
+"""The shares of keys in what a process holds for its callers."""
 
 from __future__ import annotations
 
 import pytest
 
 from services.errors import Overloaded, RateLimited, RequestTooLarge
-from services.rpc.bytes_in_flight import BytesInFlight
+from services.rpc.shares import Shares
 
 ANN, BOB, EVE = "key_ann", "key_bob", "key_eve"
 
 
 def test_one_key_alone_may_use_all() -> None:
-    bodies = BytesInFlight(100)
+    bodies = Shares(100, variable="ALLM_MINE")
     with bodies.hold(ANN, 60), bodies.hold(ANN, 40):
         assert bodies.total == 100
-        with pytest.raises(Overloaded, match=r"100 of them with this key.*ALLM_BYTES_IN_FLIGHT") as refused:
+        words = r"use 100 of 100 bytes \(ALLM_MINE\), 100 of them with this key"
+        with pytest.raises(Overloaded, match=words) as refused:
             bodies.hold(ANN, 1).__enter__()
         assert refused.value.headers()["retry-after"] == "2"
     with bodies.hold(ANN, 100):
@@ -22,7 +23,7 @@ def test_one_key_alone_may_use_all() -> None:
 
 
 def test_a_key_below_its_share_gets_in_beside_one_that_uses_all() -> None:
-    bodies = BytesInFlight(100)
+    bodies = Shares(100)
     with bodies.hold(EVE, 100), bodies.hold(BOB, 50):
         with pytest.raises(Overloaded):
             bodies.hold(BOB, 1).__enter__()
@@ -34,7 +35,7 @@ def test_a_key_below_its_share_gets_in_beside_one_that_uses_all() -> None:
 
 
 def test_all_keys_together_have_at_most_twice_as_much() -> None:
-    bodies = BytesInFlight(100)
+    bodies = Shares(100)
     with bodies.hold(EVE, 100), bodies.hold(BOB, 50), bodies.hold(ANN, 33):
         with pytest.raises(Overloaded):
             bodies.hold("key_dan", 20).__enter__()
@@ -43,7 +44,7 @@ def test_all_keys_together_have_at_most_twice_as_much() -> None:
 
 
 def test_a_key_has_a_limit_of_its_own() -> None:
-    bodies = BytesInFlight()
+    bodies = Shares()
     with bodies.hold(ANN, 7, limit=10):
         with pytest.raises(RateLimited, match="its limit is 10") as refused:
             bodies.hold(ANN, 4, limit=10).__enter__()
@@ -57,7 +58,21 @@ def test_a_key_has_a_limit_of_its_own() -> None:
 
 
 def test_the_bytes_are_free_after_an_error() -> None:
-    bodies = BytesInFlight(100)
+    bodies = Shares(100)
     with pytest.raises(KeyError), bodies.hold(ANN, 100):
         raise KeyError
+    assert bodies.total == 0
+
+
+def test_a_request_takes_its_share_in_pieces() -> None:
+    bodies = Shares(100)
+    with bodies.open(ANN, limit=80) as one, bodies.open(BOB) as other:
+        one.take(60)
+        other.take(40)
+        with pytest.raises(Overloaded):
+            one.take(1)
+        other.take(10)  # below its share
+        assert (one.taken, other.taken, bodies.total) == (60, 50, 110)
+        with pytest.raises(RequestTooLarge):
+            one.take(21)
     assert bodies.total == 0
