@@ -88,7 +88,7 @@ class Canonical:
                 if dropped or not await self._fetch(manifest):
                     self._come("pending", DROPPED)
                     return AGAIN_SECONDS
-            await asyncio.to_thread(self._model_cache.mark_spare, self._id, manifest)
+            await asyncio.to_thread(self._model_cache.mark_spare, self._id, manifest, existing=True)
         self._come("ready", done=sum(manifest.size for manifest in self._manifests))
         return CHECK_SECONDS
 
@@ -108,7 +108,8 @@ class Canonical:
                         break
                 else:
                     work.result()
-                    return True
+                    if not marked or self._model_cache.is_spare(self._id, manifest):
+                        return True
             finally:
                 work.cancel()
                 await ended(work)

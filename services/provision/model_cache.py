@@ -153,10 +153,11 @@ class ModelCache:
             if _DIGEST.fullmatch(digest) and self._lock(name, digest, "serve").exists:
                 self._discard(name, digest)
 
-    def mark_spare(self, model_id: str, manifest: Manifest) -> bool:
-        """Marks files, existing or not, as the first to go when room is needed, until a replica holds them.
+    def mark_spare(self, model_id: str, manifest: Manifest, *, existing: bool = False) -> bool:
+        """Marks files as the first to go when room is needed, until a replica holds them.
 
-        Returns False if a replica holds them now: then they are not marked.
+        Returns False if a replica holds them now: then they are not marked. `existing`: only files that are here; they
+        may have been dropped since they were seen.
 
         Raises:
             OSError: the volume cannot be written to.
@@ -164,6 +165,8 @@ class ModelCache:
         lock, mark = self._lock(safe_name(model_id), manifest.digest[:16], "serve"), self._mark(model_id, manifest)
         try:
             if not lock.take():
+                return False
+            if existing and not self.model_folder(model_id, manifest).exists():
                 return False
             mark.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # its age counts

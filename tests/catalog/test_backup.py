@@ -33,6 +33,9 @@ from pathlib import Path
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
 
+COLUMNS = "hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked"
+INSERT = f"INSERT INTO api_keys (id, {COLUMNS}) VALUES (?, ?, '', ?, '[]', '[]', 0, 0, ?, 0, 0)"
+
 async def main():
     database = await Database.open(Path(sys.argv[1]) / "catalog.db", MIGRATIONS)
     for number in range(10**9):
@@ -40,7 +43,7 @@ async def main():
             for half in ("a", "b"):
                 hash = f"{half}{number}".rjust(32).encode()
                 connection.execute(
-                    "INSERT INTO api_keys VALUES (?, ?, '', ?, '[]', '[]', 0, 0, ?, 0, 0, 0)",
+                    INSERT,
                     (f"{half}{number}", hash, "x" * 2000, number),
                 )
         await database.write(put)
