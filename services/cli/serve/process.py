@@ -24,6 +24,7 @@ READ_BYTES = 65536
 MAX_LINE_BYTES = 1024 * 1024
 WAITING = 256  # writes of a log that may wait for the disk, mostly of a few lines
 FLUSH_SECONDS = 2.0
+OUTPUT_SECONDS = 5.0  # how long the last output may take to arrive after a child's end
 
 
 class LogFile:
@@ -118,7 +119,7 @@ class ChildProcess:
         """Waits for its end and its last output; returns the exit status, negative for a signal."""
         status = await self._process.wait()
         # A grandchild may keep the pipes open; the log is complete enough without its output.
-        done, pending = await asyncio.wait(self._pumps, timeout=1.0)
+        done, pending = await asyncio.wait(self._pumps, timeout=OUTPUT_SECONDS)
         for pump in pending:
             pump.cancel()
         for pump in done:
@@ -177,11 +178,13 @@ def describe_exit(status: int) -> str:
 
 async def _pump(pipe: asyncio.StreamReader, log: LogFile) -> None:
     pending = b""
-    while chunk := await pipe.read(READ_BYTES):
-        *lines, pending = (pending + chunk).split(b"\n")
-        if len(pending) > MAX_LINE_BYTES:
-            lines, pending = [*lines, pending], b""
-        if lines:
-            log.write(lines)
-    if pending:
-        log.write([pending])
+    try:
+        while chunk := await pipe.read(READ_BYTES):
+            *lines, pending = (pending + chunk).split(b"\n")
+            if len(pending) > MAX_LINE_BYTES:
+                lines, pending = [*lines, pending], b""
+            if lines:
+                log.write(lines)
+    finally:
+        if pending:
+            log.write([pending])

@@ -206,8 +206,10 @@ async def test_output_of_a_child_is_logged_line_by_line(bench: Bench) -> None:
     supervisor = bench.supervise(bench.service("first", code))
     await supervisor.start()
     await supervisor.stop()
-    lines = (bench.folder / "logs" / "first.log").read_text().splitlines()
-    assert sorted(lines) == ["err", "out" * 50_000]
+    log = bench.folder / "logs" / "first.log"
+    async with asyncio.timeout(60):
+        while sorted(log.read_text().splitlines()) != ["err", "out" * 50_000]:  # noqa: ASYNC110 - a file has no events
+            await asyncio.sleep(0.01)
 
 
 async def test_the_life_line_ends_with_the_supervisor(bench: Bench) -> None:
