@@ -124,7 +124,8 @@ def copy_files(source: Path, target: Path, sha256: Mapping[str, str], package: s
             _copy(source / name, partial / name, expected, package)
         partial.replace(target)
     except OSError as error:
-        raise DemoError(f"{target.name} cannot be copied to {target.parent}: {error}") from error
+        if not target.exists():  # otherwise another process was faster
+            raise DemoError(f"{target.name} cannot be copied to {target.parent}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

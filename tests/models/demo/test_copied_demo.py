@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from services.models.demo import copied_demo
-from services.models.demo.copied_demo import ENCODER, MANIFEST, SHAPES, WEIGHTS, WHISPER, CopiedDemo, manifest
+from services.models.demo.copied_demo import (
+    ENCODER,
+    MANIFEST,
+    SHAPES,
+    WEIGHTS,
+    WHISPER,
+    CopiedDemo,
+    copy_files,
+    manifest,
+)
 from services.models.demo.text_demo import DemoError
 from services.models.formats.inspect import inspect
 from tests.models.formats.handmade_models import local
@@ -106,6 +115,22 @@ def test_our_own_is_copied_once_and_whole(shipped: Path, tmp_path: Path) -> None
     shutil.rmtree(shipped / "unet")
     assert SHAPES.install(tmp_path / "models", said.append) == folder
     assert len(said) == 1
+
+
+def test_two_processes_may_copy_at_the_same_time(shipped: Path, tmp_path: Path) -> None:
+    target = tmp_path / "models" / SHAPES.id
+    copy_files(shipped, tmp_path / "other", manifest(shipped), "")
+    progress = []
+
+    def overtaken(text: str) -> None:
+        progress.append(text)
+        (tmp_path / "other").rename(target)
+
+    target.parent.mkdir()
+    assert SHAPES.install(target.parent, overtaken) == target
+    assert progress
+    assert {name: (target / name).read_bytes() for name in files(target)} == FILES
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_our_own_is_missing_without_its_files_or_diffusers(shipped: Path, tmp_path: Path) -> None:
