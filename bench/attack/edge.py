@@ -83,15 +83,11 @@ async def idle_connections(
     return await _attack(hold, idle, connections)
 
 
-def reconnect(host: str, port: int, seconds: float) -> Counter[str]:
+async def reconnect(host: str, port: int, seconds: float) -> Counter[str]:
     """Holds silent connections, and opens another one in place of each that is closed, for some seconds."""
-
-    async def attack() -> Counter[str]:
-        hold = Hold()
-        asyncio.get_running_loop().call_later(seconds, hold.over.set)
-        return await idle_connections(host, port, hold, again=True)
-
-    return asyncio.run(attack())
+    hold = Hold()
+    asyncio.get_running_loop().call_later(seconds, hold.over.set)
+    return await idle_connections(host, port, hold, again=True)
 
 
 async def unfinished_bodies(

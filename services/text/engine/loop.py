@@ -9,6 +9,7 @@ only steps sequences. Other time limits belong to the service.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from services.text.engine.kv_cells import BLOCK, CellLedger
@@ -20,6 +21,9 @@ from services.text.engine.sequence import Sequence
 from services.text.engine.token_budget import share_out
 from services.worker.loop import Pace
 from services.worker.messages import EngineError, Refused
+
+# A client that runs this many times as many requests as another leaves it half of the time.
+HEAVY = 4
 
 
 class BatchLoop(RequestLoop):
@@ -43,6 +47,8 @@ class BatchLoop(RequestLoop):
         self._steps = 0
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
+        self._unequal = False  # whether heavy clients run requests beside others
+        self._owed = 0.0  # seconds of the last step with heavy clients that steps without them have not made up for
 
     def _compute(self) -> None:
         self._admit()
@@ -56,10 +62,10 @@ class BatchLoop(RequestLoop):
         """Admits requests: clients in turn, fewest running requests first; of each client the oldest request."""
         while sequence := self._next():
             while len(self._running) >= self._limits.max_sequences or not self._fits(sequence):
-                held = next((each for each in self._running if each.held), None)
-                if held is None:
+                gone = self._yielding(sequence)
+                if gone is None:
                     return
-                self._preempt(held)  # a caller that does not read delays no other
+                self._preempt(gone, keep=True)
             self._admitted(sequence)
             if sequence.params.seed is not None and not self._running and self._runtime.shares_cells:
                 # Rounding of sums depends on the order of the cells: a lone seeded request gets an empty cache.
@@ -67,6 +73,19 @@ class BatchLoop(RequestLoop):
             self._reuse.place(sequence)
             self._running.append(sequence)
             self._enter(sequence, "prefill")
+
+    def _yielding(self, sequence: Sequence) -> Sequence | None:
+        """Returns the running request that gives way to a new one: one whose caller does not read, or the newest of a
+        client that is heavy even beside the new one's client with one request more.
+        """
+        held = next((each for each in self._running if each.held), None)
+        if held or not self._running:
+            return held
+        counts = Counter(each.client for each in self._running)
+        ((client, count),) = counts.most_common(1)
+        if count < HEAVY * (counts[sequence.client] + 1):
+            return None
+        return max((each for each in self._running if each.client == client), key=lambda each: each.arrival)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Returns True if the prompt fits into the cells that the running requests leave for it."""
@@ -80,7 +99,7 @@ class BatchLoop(RequestLoop):
 
     def _plan(self) -> list[tuple[Sequence, int]]:
         """Returns (sequence, tokens to compute) pairs: all decoding sequences, then prompts as the budget allows."""
-        running = [sequence for sequence in self._running if not sequence.held]
+        running = self._participants()
         plan = [(sequence, 1) for sequence in running if sequence.decoding]
         prompts = [sequence for sequence in running if not sequence.decoding]
         if not prompts:
@@ -91,6 +110,19 @@ class BatchLoop(RequestLoop):
         plan.extend(share_out(prompts, budget, lambda prompt: self._reuse.waits(prompt, running)))
         return plan
 
+    def _participants(self) -> list[Sequence]:
+        """Returns the requests of the next step: all, or without heavy clients as long as these owe the others time.
+
+        A step takes as long as all its requests need. A client with one request beside another's thirty would get a
+        thirtieth of the machine; with this it gets half.
+        """
+        running = [sequence for sequence in self._running if not sequence.held]
+        counts = Counter(sequence.client for sequence in running)
+        most = HEAVY * min(counts.values(), default=0)
+        light = [sequence for sequence in running if counts[sequence.client] < most]
+        self._unequal = len(light) < len(running)
+        return light if self._unequal and self._owed > 0 else running
+
     def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Frees cells until the plan fits, and returns the plan without preempted sequences."""
         while sum(count for _, count in plan) > self._ledger.free:
@@ -99,13 +131,15 @@ class BatchLoop(RequestLoop):
         return plan
 
     def _relieve(self) -> Sequence | None:
-        """Frees cells: cached prefixes first, then those of the newest request, which starts over.
+        """Frees cells: cached prefixes first, then those of a request, which starts over: of the client with most
+        running requests the newest.
 
         A request that runs alone is refused. Returns the request that lost its cells, if any.
         """
         if self._reuse.evict():
             return None
-        newest = max(self._running, key=lambda sequence: sequence.arrival)
+        counts = Counter(sequence.client for sequence in self._running)
+        newest = max(self._running, key=lambda sequence: (counts[sequence.client], sequence.arrival))
         if len(self._running) > 1:
             self._preempt(newest)
             return newest
@@ -114,11 +148,17 @@ class BatchLoop(RequestLoop):
         self._send(Refused(request=newest.request, code="OUT_OF_MEMORY", message=message))
         return newest
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Frees a running request's cells and requeues it. It starts over with the tokens it has generated."""
+    def _preempt(self, sequence: Sequence, keep: bool = False) -> None:
+        """Frees a running request's cells and requeues it. It starts over with the tokens it has generated.
+
+        `keep`: its cells move to the prefix cache, so that it need not compute them again if they are still there.
+        """
         self._preempted += 1
         self._running.remove(sequence)
-        self._reuse.release(sequence)
+        if keep:
+            self._reuse.retire(sequence)
+        else:
+            self._reuse.release(sequence)
         sequence.id, sequence.computed, sequence.begun = -1, 0, False
         sequence.marks.clear()
         self._waiting.append(sequence)
@@ -143,7 +183,12 @@ class BatchLoop(RequestLoop):
             return
         self._steps += 1
         self._batch = len(plan), sum(count for _, count in plan)
-        self._pace.took(self._batch[1], time.monotonic() - started)
+        seconds = time.monotonic() - started
+        if self._owed > 0:
+            self._owed -= seconds
+        elif self._unequal:
+            self._owed = seconds
+        self._pace.took(self._batch[1], seconds)
         for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)
             sequence.computed += count

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from services.text.engine import loop as loop_module
 from services.text.engine.kv_cells import BLOCK
+from services.text.engine.runtime import Span
 from services.worker.loop import Pace
 from services.worker.messages import Cancel
 from tests.text.engine.counting import END, Counting, Loop, expected, prompt
@@ -412,6 +414,85 @@ def test_a_held_request_keeps_neither_a_place_nor_cells_that_another_needs() -> 
         loop.hold(1, held=False)
         loop.until_done(2)
         assert loop.text[1] == expected(prompt(1, 20), 12)
+
+
+# --- heavy clients
+
+
+class SteppedClock:
+    """A clock that only the runtime's steps move: a second for each token."""
+
+    def __init__(self, runtime: Counting) -> None:
+        self.now = 0.0
+        step = runtime.step
+
+        def timed(spans: Sequence[Span]) -> list[Any]:
+            self.now += sum(len(span.tokens) for span in spans)
+            return step(spans)
+
+        runtime.step = timed  # type: ignore[method-assign]
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_heavy_client_leaves_another_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Counting(5000, sequences=9)
+    loop = Loop(runtime)
+    monkeypatch.setattr(loop_module, "time", SteppedClock(runtime))
+    for request in range(8):
+        loop.ask(request, prompt(request, 4), client="heavy", max_tokens=20)
+    loop.turn()
+    loop.ask(100, prompt(50, 4), client="light", max_tokens=60)
+    loop.until_done(1)
+    assert list(loop.ended) == [100]
+    sizes = [sum(tokens for _, tokens in step) for step in runtime.steps[1:]]  # in tokens, and so in seconds
+    alone, together = sizes.count(1), sum(size for size in sizes if size > 1)
+    assert together - 9 <= alone <= together
+    assert loop.order.count(0) == len(sizes) - alone + 1, "a heavy client is never shut out"
+    loop.until_done(9)
+    assert loop.text[100] == expected(prompt(50, 4), 60)
+    assert all(loop.text[request] == expected(prompt(request, 4), 20) for request in range(8))
+    assert len(runtime.steps[-1]) == 8, "a lone client gets the whole machine"
+
+
+def test_clients_with_about_as_many_requests_share_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Counting(5000, sequences=9)
+    loop = Loop(runtime)
+    monkeypatch.setattr(loop_module, "time", SteppedClock(runtime))
+    for request in range(3):
+        loop.ask(request, prompt(request, 4), client="three", max_tokens=20)
+    loop.ask(100, prompt(50, 4), client="one", max_tokens=20)
+    loop.until_done(4)
+    assert {len(step) for step in runtime.steps} == {4}
+
+
+def test_a_heavy_client_gives_a_place_to_another() -> None:
+    loop = Loop(Counting(5000, sequences=8), cached=1000)
+    for request in range(12):
+        loop.ask(request, prompt(request, 40), client="heavy", max_tokens=30)
+    loop.turn(20)
+    loop.ask(100, prompt(50, 10), client="light", max_tokens=3)
+    loop.ask(101, prompt(51, 10), client="light", max_tokens=3)
+    loop.until_done(2)
+    assert set(loop.ended) == {100, 101}
+    assert loop.counters.preempted == 1, "eight times as many, but not four times as many as two"
+    loop.until_done(14)
+    assert all(loop.text[request] == expected(prompt(request, 40), 30) for request in range(12))
+    assert loop.pieces[7][-1].cached_tokens >= 40 // 16 * 16, "it goes on where it was"
+    assert loop.runtime.samplers == 0
+
+
+def test_cells_that_run_out_are_taken_from_the_client_with_most_requests() -> None:
+    loop = Loop(Counting(128, sequences=8))
+    for request in range(5):
+        loop.ask(request, prompt(request, 16), client="many", max_tokens=40)
+    loop.turn(2)
+    loop.ask(100, prompt(50, 8), client="one", max_tokens=40)
+    loop.until_done(6)
+    assert loop.counters.preempted
+    assert loop.phases[100].count("queue") == 0
+    assert loop.text[100] == expected(prompt(50, 8), 40)
 
 
 # --- the queue

@@ -106,7 +106,7 @@ def test_logit_bias_forbids_and_forces(worker: WorkerSession) -> None:
     paris = 7042
     without = worker.ask(CAPITAL, logit_bias=((paris, -100.0),), max_tokens=8)
     with_it = worker.ask(CAPITAL, logit_bias=((paris, 100.0),), max_tokens=3)
-    assert "Paris" not in worker.finish(without).text
+    assert " Paris" not in worker.finish(without).text  # "Paris" without the space is another token
     assert worker.finish(with_it).text == " Paris Paris Paris"
 
 
