@@ -49,6 +49,19 @@ FINDER = """
     ?? all.find((element) => named(element).some((text) => text.startsWith(name))) ?? null;
 }
 """
+# Waits until an element no longer moves, such as below an image that is being loaded, and returns its centre.
+STABLE = """
+async (find) => {
+  let box, last;
+  do {
+    last = box;
+    find().scrollIntoView({ block: "center", behavior: "instant" });
+    await new Promise(requestAnimationFrame);
+    box = find().getBoundingClientRect();
+  } while (last?.x !== box.x || last.y !== box.y || [...document.images].some((image) => !image.complete));
+  return [box.x + box.width / 2, box.y + box.height / 2];
+}
+"""
 # Each key with its code and the text that it types.
 KEYS = {
     "ArrowRight": ("ArrowRight", 39, ""),
@@ -178,13 +191,10 @@ class Page:
         return str(self.evaluate("document.body.innerText"))
 
     def click(self, selector: str, name: str = "") -> None:
-        """Waits for an element that can be used, and clicks its centre."""
+        """Waits for an element that can be used and no longer moves, and clicks its centre."""
         found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
         self.wait(f"(() => {{ const found = {found}; return found && !found.disabled; }})()")
-        x, y = self.evaluate(
-            f"(() => {{ const found = {found}; found.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-            " const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-        )
+        x, y = self.evaluate(f"({STABLE})(() => {found})")
         self.mouse("mousePressed", x, y)
         self.mouse("mouseReleased", x, y)
 
