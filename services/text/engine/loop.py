@@ -47,8 +47,8 @@ class BatchLoop(RequestLoop):
         self._steps = 0
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
-        self._unequal = False  # whether heavy clients run requests beside others
-        self._owed = 0.0  # seconds of the last step with heavy clients that steps without them have not made up for
+        self._light = False  # whether the step is without heavy clients
+        self._owed = 0.0  # seconds of the last step with all clients that steps without heavy ones have not made up for
 
     def _compute(self) -> None:
         self._admit()
@@ -120,8 +120,8 @@ class BatchLoop(RequestLoop):
         counts = Counter(sequence.client for sequence in running)
         most = HEAVY * min(counts.values(), default=0)
         light = [sequence for sequence in running if counts[sequence.client] < most]
-        self._unequal = len(light) < len(running)
-        return light if self._unequal and self._owed > 0 else running
+        self._light = self._owed > 0 and len(light) < len(running)
+        return light if self._light else running
 
     def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Frees cells until the plan fits, and returns the plan without preempted sequences."""
@@ -184,10 +184,7 @@ class BatchLoop(RequestLoop):
         self._steps += 1
         self._batch = len(plan), sum(count for _, count in plan)
         seconds = time.monotonic() - started
-        if self._owed > 0:
-            self._owed -= seconds
-        elif self._unequal:
-            self._owed = seconds
+        self._owed = self._owed - seconds if self._light else seconds
         self._pace.took(self._batch[1], seconds)
         for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)

@@ -446,10 +446,11 @@ def test_a_heavy_client_leaves_another_half_of_the_time(monkeypatch: pytest.Monk
     loop.ask(100, prompt(50, 4), client="light", max_tokens=60)
     loop.until_done(1)
     assert list(loop.ended) == [100]
-    sizes = [sum(tokens for _, tokens in step) for step in runtime.steps[1:]]  # in tokens, and so in seconds
-    alone, together = sizes.count(1), sum(size for size in sizes if size > 1)
+    seconds = [(len(step) > 1, sum(tokens for _, tokens in step)) for step in runtime.steps]
+    alone, together = (sum(took for shared, took in seconds if shared is both) for both in (False, True))
     assert together - 9 <= alone <= together
-    assert loop.order.count(0) == len(sizes) - alone + 1, "a heavy client is never shut out"
+    assert runtime.steps[1] == [(8, 4)], "it waits for no second step of the heavy client"
+    assert len(loop.text[0]) == sum(shared for shared, _ in seconds), "a heavy client is never shut out"
     loop.until_done(9)
     assert loop.text[100] == expected(prompt(50, 4), 60)
     assert all(loop.text[request] == expected(prompt(request, 4), 20) for request in range(8))
