@@ -73,6 +73,10 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.WatchModelsRequest, context: grpc.ServicerContext
     ) -> Iterator[model_service_pb2.WatchModelsResponse]:
         ready = model_pb2.Model(id=MODEL, state=model_pb2.MODEL_STATE_READY)
+        canonical = model_pb2.CanonicalFiles(
+            state=model_pb2.MODEL_STATE_DOWNLOADING, done_bytes=2 * 1024**3, total_bytes=13 * 1024**3
+        )
+        ready.replicas.add(replica="text-0", device="cuda", artifact="openai/model-onnx@main", canonical=canonical)
         failed = model_pb2.Model(id="broken", state=model_pb2.MODEL_STATE_FAILED, reason="its file is cut off")
         for model in (ready, failed):
             model.modality = model_pb2.MODALITY_TEXT

@@ -188,3 +188,8 @@ def test_a_connection_that_dies_silently_is_noticed(
         page.press("Enter")
         page.wait("document.querySelector('.answer .below')")
         page.close()
+
+
+def test_a_models_own_files_are_shown_beside_its_artifact(page: Page) -> None:
+    show_models(page)
+    page.wait_text("text-0 on cuda serves openai/model-onnx@main, keeps the model's own files: downloading, 2.0 GiB of")

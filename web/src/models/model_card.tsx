@@ -1,7 +1,7 @@
 // One model: its state and actions.
 
 import { useState } from "preact/hooks";
-import { Format, Modality, ModelState, type Model, type ReplicaStatus } from "../../generated/allm/models/v1/model_pb";
+import { Format, Modality, ModelState, type CanonicalFiles, type Model, type ReplicaStatus } from "../../generated/allm/models/v1/model_pb";
 import { ModelService, type ExplainModelResponse } from "../../generated/allm/models/v1/model_service_pb";
 import { asFailure, type Failure } from "../failure";
 import { ask } from "../grpc_web";
@@ -43,9 +43,9 @@ function about(model: Model): string {
 }
 
 function Replica({ replica }: { replica: ReplicaStatus }) {
-  const { memory } = replica;
+  const { memory, artifact, canonical } = replica;
   const fetching = replica.totalBytes > 0n && replica.doneBytes < replica.totalBytes;
-  if (!memory && !fetching && !replica.reason) return null;
+  if (!memory && !fetching && !replica.reason && !artifact) return null;
   return (
     <div class="replica">
       <span class="who">{replica.replica}{replica.device ? ` on ${replica.device}` : ""}</span>
@@ -56,8 +56,15 @@ function Replica({ replica }: { replica: ReplicaStatus }) {
         </label>
       )}
       {replica.reason && <span class="hint"> {replica.reason}</span>}
+      {artifact && <span class="hint"> serves {artifact}</span>}
+      {canonical && <span class="hint">, keeps the model's own files: {kept(canonical)}</span>}
     </div>
   );
+}
+
+function kept({ state, reason, doneBytes, totalBytes }: CanonicalFiles): string {
+  if (state === ModelState.READY) return `complete, ${bytes(totalBytes)}`;
+  return `${stateName(state)}, ${bytes(doneBytes)} of ${bytes(totalBytes)}${reason ? `: ${reason}` : ""}`;
 }
 
 function Actions({ model, manages, busy }: { model: Model; manages: boolean; busy: boolean }) {
