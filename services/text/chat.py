@@ -18,7 +18,7 @@ from services.text.grammar import grammar_of
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from services.text.running_answer import Choice, Completion
 from services.text.schemas.checker import SchemaChecker
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded
 from services.models.store import StoredModel
+from services.text.conversation import ParsedEvent, TextDelta
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
-from services.text.parsers.events import ParsedEvent, TextDelta
 from services.text.running_answer import Choice, Completion
 
 Prompt = str | list[int]

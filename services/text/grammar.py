@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 
 from services.text.conversation import ChatRequest, Tool
 from services.text.parsers.dialect import HARMONY, Dialect
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from services.text.schema import fit
 
 # Harmony uses channels to separate reasoning from the answer.

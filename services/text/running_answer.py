@@ -8,19 +8,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.text.conversation import FinishReason, ToolCall, Usage
-from services.text.engine.messages import Piece, TokenLogprob
-from services.text.loaded import Answer
-from services.text.parsers.dialect import Parser
-from services.text.parsers.events import (
+from services.text.conversation import (
     AnswerEvent,
     CallEnded,
     CallStarted,
     Finished,
+    FinishReason,
     ParsedEvent,
     ReasoningDelta,
     TextDelta,
+    ToolCall,
+    Usage,
 )
+from services.text.engine.messages import Piece, TokenLogprob
+from services.text.loaded import Answer
+from services.text.parsers.dialect import Parser
 
 
 @dataclass(slots=True)

@@ -20,10 +20,9 @@ from services.text.api.chat.openai import usage_object
 from services.text.api.chat.openai_request import StreamOptions
 from services.text.api.openai_sampling import SamplingBody, refuse_others, sampling_of
 from services.text.completions import CompletionRequest, Completions, Prompt
-from services.text.conversation import Usage
+from services.text.conversation import Finished, TextDelta, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.manager import TextModels
-from services.text.parsers.events import Finished, TextDelta
 from services.text.running_answer import AnswerContent, Completion
 
 DEFAULT_TOKENS = 16  # OpenAI's default of `max_tokens`

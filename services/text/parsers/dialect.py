@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.text.conversation import ParsedEvent
 from services.text.parsers import harmony, json_calls, xml_calls
-from services.text.parsers.events import ParsedEvent
-from services.text.parsers.reader import Reader, Reading
-from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_schema import Tools, ToolShape, by_name
+from services.text.parsers.reader import Reader, Reading, thoughts
+from services.text.parsers.tool_grammar import Tools, ToolShape, by_name
 
 
 class Parser(Protocol):

@@ -23,9 +23,8 @@ from services.errors import (
 )
 from services.text import limits
 from services.text.chat import Chat
-from services.text.conversation import ChatRequest
+from services.text.conversation import AnswerEvent, ChatRequest
 from services.text.manager import TextModels
-from services.text.parsers.events import AnswerEvent
 from services.text.responses.background import Background
 from services.text.responses.response import Event, Item, ItemReference, Progress, Response, ResponseRequest, new_id
 from services.text.responses.run import Run

@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from services.errors import AllmError
+from services.text.conversation import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.engine.messages import TokenLogprob
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.responses.response import (
     Delta,
     DeltaDone,

@@ -14,12 +14,17 @@ from services.rpc.call import Call, typed
 from services.text import limits
 from services.text.chat import Chat
 from services.text.conversation import (
+    AnswerEvent,
+    CallArguments,
+    CallStarted,
     ChatRequest,
     FinishReason,
     Message,
     OutputFormat,
+    ReasoningDelta,
     ReasoningEffort,
     Role,
+    TextDelta,
     Tool,
     ToolCall,
     ToolChoice,
@@ -28,7 +33,6 @@ from services.text.conversation import (
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.running_answer import AnswerContent
 
 AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
