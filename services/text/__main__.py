@@ -40,7 +40,7 @@ from services.text.memory_estimate import TextMemoryEstimate
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
-from services.text.schemas.checker import SchemaChecker
+from services.text.schema_checker import SchemaChecker
 from services.text.vllm_availability import text_runtimes, with_vllm_here
 from services.worker.devices import probe
 

@@ -20,7 +20,7 @@ from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN
 from services.text.parsers.tool_grammar import ToolShape
 from services.text.running_answer import Choice, Completion
-from services.text.schemas.checker import SchemaChecker
+from services.text.schema_checker import SchemaChecker
 
 # The prompt ends within a reasoning block that the template has opened.
 _OPEN_THOUGHT = re.compile(r"<think>\s*\Z")

@@ -15,7 +15,7 @@ from services.telemetry.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKEN
 from services.text.engine.messages import Accepted, Counters, Encoded, FromWorker, Hold, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
-from services.text.rendering.template_process import TemplateProcess
+from services.text.template_process import TemplateProcess
 from services.worker.model_in_worker import ModelInWorker
 from services.worker.pending import Pending
 from services.worker.process import WorkerProcess

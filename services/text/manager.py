@@ -18,7 +18,7 @@ from services.text.engine.runtimes.vllm.arguments import eager
 from services.text.llama_library import llama_environ
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
-from services.text.rendering.template_process import TemplateProcess
+from services.text.template_process import TemplateProcess
 from services.worker.process import WorkerProcess
 from services.worker.start import WorkerStart, available_cores, worker_environ
 

@@ -30,9 +30,9 @@ from services.text.embeddings import Embeddings
 from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels, TextResident
-from services.text.rendering.template_process import TemplateProcess
 from services.text.responses.responses import Responses
-from services.text.schemas.checker import SchemaChecker
+from services.text.schema_checker import SchemaChecker
+from services.text.template_process import TemplateProcess
 from tests.puppet_worker import PuppetWorker
 from tests.stack import MODEL
 

@@ -26,7 +26,7 @@ from services.settings.settings import load_settings
 from services.text.engine.messages import Accepted, Hold, Piece, Ready, Stepped, Submit, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
-from services.text.rendering.template_process import TemplateProcess
+from services.text.template_process import TemplateProcess
 from services.worker.messages import Cancel
 from tests.operator_side import Operator
 from tests.presets import BROKEN, HOLLOW, STRANGE
