@@ -117,7 +117,7 @@ DISCOVERY = {
         "services/cli/serve/serve.py",
         "services/models/demo/text_demo.py",
         "services/models/demo/copied_demo.py",
-        "services/text/vllm_availability.py",
+        "services/text/runtime_availability.py",
         "services/worker/devices.py",
     },
     "ctypes.CDLL": {
@@ -291,7 +291,7 @@ HEAVY = {
         _DIFFUSERS,
         _TORCH,
     },
-    "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
+    "llguidance": {"services/text/chat.py", "services/text/engine/constraint.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
     "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/dequantize.py"},
     "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/dequantize.py"},
@@ -342,7 +342,7 @@ _WORKER = tuple(f"services.worker.{name}" for name in ("channel", "ggml_devices"
 _DOCTOR = (
     "services.modality",
     "services.residency.memory",
-    "services.text.vllm_availability",
+    "services.text.runtime_availability",
     "services.worker.devices",
     "services.worker.start",
 )
@@ -359,7 +359,6 @@ MAY_IMPORT = {
         "services.catalog.backup",
         "services.models",
         "services.provision",
-        "services.text.llama_library",
         "gateway",
         *_DOCTOR,
     ),

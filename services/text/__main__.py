@@ -28,20 +28,18 @@ from services.settings.setting import SettingError
 from services.settings.settings import Settings
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
-from services.text.api.embeddings import EmbeddingServicer
+from services.text.api.completions import Completions
+from services.text.api.embeddings import Embeddings, EmbeddingServicer
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
-from services.text.completions import Completions
-from services.text.embeddings import Embeddings
-from services.text.llama_library import llama_devices
 from services.text.manager import TextManager, TextModels
 from services.text.memory_estimate import TextMemoryEstimate
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
+from services.text.runtime_availability import llama_devices, text_runtimes, with_vllm_here
 from services.text.schema_checker import SchemaChecker
-from services.text.vllm_availability import text_runtimes, with_vllm_here
 from services.worker.devices import probe
 
 STORE_NAME = "responses.db"

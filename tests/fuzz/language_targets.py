@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 from services.errors import AllmError
+from services.text.chat import grammar_of
 from services.text.conversation import (
     CallArguments,
     CallEnded,
@@ -19,7 +20,6 @@ from services.text.conversation import (
     Tool,
 )
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import grammar_of
 from services.text.parsers import dialect as dialects
 from services.text.parsers.tool_grammar import ToolShape
 from services.text.schema import check_schema, check_size

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from services.text.chat import grammar_of
 from services.text.conversation import (
     CallArguments,
     CallStarted,
@@ -22,7 +23,6 @@ from services.text.conversation import (
     ToolChoice,
 )
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import grammar_of
 from services.text.parsers.dialect import HARMONY, choose
 from services.text.parsers.tool_grammar import ToolShape
 from services.text.prompt import ChatTemplate
