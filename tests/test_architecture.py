@@ -286,7 +286,6 @@ HEAVY = {
         "services/audio/engine/",
         "services/audio/sound/",
         "services/text/engine/runtimes/llama_cpp",
-        "services/text/engine/encoder.py",
         "services/text/engine/embedding_loop.py",
         _DIFFUSERS,
         _TORCH,
