@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
@@ -196,20 +197,10 @@ def _effort(text: str) -> ReasoningEffort:
 
 
 def _sampling(params: chat_pb2.SamplingParameters) -> SamplingParams:
-    default = SamplingParams()
+    """Converts the parameters, which have the same names. Absent ones get the core's defaults."""
+    given: dict[str, Any] = {field.name: value for field, value in params.ListFields()}
     return SamplingParams(
-        temperature=params.temperature if params.HasField("temperature") else default.temperature,
-        top_p=params.top_p if params.HasField("top_p") else default.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed if params.HasField("seed") else None,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repeat_penalty=params.repeat_penalty if params.HasField("repeat_penalty") else default.repeat_penalty,
-        logit_bias=tuple(params.logit_bias.items()),
-        stop=tuple(params.stop),
-        max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
-        ignore_eos=params.ignore_eos,
+        **given | {"logit_bias": tuple(params.logit_bias.items()), "stop": tuple(params.stop)},
     )
 
 
@@ -250,12 +241,7 @@ def event_message(index: int, event: AnswerEvent, usage: Usage | None) -> chat_s
 
 def usage_message(usage: Usage) -> chat_pb2.Usage:
     """Converts the token usage of a request."""
-    return chat_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-    )
+    return chat_pb2.Usage(**dataclasses.asdict(usage))
 
 
 def timestamp(seconds: float) -> timestamp_pb2.Timestamp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
@@ -214,20 +215,7 @@ def _tool(tool: Tool) -> chat_pb2.Tool:
 
 
 def _sampling(params: SamplingParams) -> chat_pb2.SamplingParameters:
-    return chat_pb2.SamplingParameters(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repeat_penalty=params.repeat_penalty,
-        logit_bias=dict(params.logit_bias),
-        stop=params.stop,
-        max_tokens=params.max_tokens,
-        ignore_eos=params.ignore_eos,
-    )
+    return chat_pb2.SamplingParameters(**dataclasses.asdict(params) | {"logit_bias": dict(params.logit_bias)})
 
 
 def _text(item: Item) -> str:
