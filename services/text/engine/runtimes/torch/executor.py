@@ -29,11 +29,10 @@ from services.text.engine.kv_cells import BLOCK
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtimes.torch.attention import CacheProbe, PagedCache, UnknownCacheUse
 from services.text.engine.runtimes.torch.graphs import DecodeSteps
-from services.text.engine.runtimes.torch.packed_linear import pack_linears
 from services.text.engine.runtimes.torch.packing import Batch, Packed, pack
 from services.text.engine.runtimes.torch.parallel import Ranks, divide, join, leave
 from services.text.engine.runtimes.torch.recurrence import take_over
-from services.text.engine.runtimes.torch.weights import choose_dtype, load_model, read_config
+from services.text.engine.runtimes.torch.weights import choose_dtype, load_model, pack_linears, read_config
 from services.worker.messages import EngineError
 
 _LENGTH = struct.Struct("=Q")
