@@ -39,18 +39,14 @@ class AnswerContent:
 class Choice:
     """A reader of one answer. Awaiting `ready` extends `content`."""
 
-    def __init__(self, answer: Answer, parser: Parser) -> None:
+    def __init__(self, answer: Answer, parser: Parser | None) -> None:
+        """`parser`: reads the markup of the answer; None: it has none."""
         self.content = AnswerContent()
         self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
         self._answer = answer
         self._parser = parser
         self._tokens = 0
         self._reasoning_tokens = 0
-
-    @property
-    def started(self) -> float:
-        """The time at which the worker received the request, on the monotonic clock."""
-        return self._answer.started
 
     @property
     def computed(self) -> tuple[int, int]:
@@ -70,8 +66,10 @@ class Choice:
         return events
 
     def _read(self, piece: Piece) -> list[AnswerEvent]:
-        parsed = self._parser.push(piece.text) if piece.text else []
-        if piece.finish:
+        parsed: list[ParsedEvent] = []
+        if piece.text:
+            parsed += self._parser.push(piece.text) if self._parser else [TextDelta(piece.text)]
+        if piece.finish and self._parser:
             parsed += self._parser.finish(cut=piece.finish == "length")
         new = piece.completion_tokens - self._tokens
         self._tokens = piece.completion_tokens

@@ -24,7 +24,7 @@ from services.text import limits
 from services.text.api.chat.openai import usage_object
 from services.text.api.chat.openai_request import StreamOptions
 from services.text.api.openai_sampling import SamplingBody, refuse_others, sampling_of
-from services.text.conversation import Finished, ParsedEvent, TextDelta, Usage
+from services.text.conversation import Finished, TextDelta, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
@@ -47,16 +47,6 @@ class CompletionRequest:
     sampling: SamplingParams
     choices: int = 1
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
-
-
-class _AsItIs:
-    """A parser for answers without markup."""
-
-    def push(self, text: str) -> list[ParsedEvent]:
-        return [TextDelta(text)]
-
-    def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
-        return []
 
 
 class Completions:
@@ -83,7 +73,7 @@ class Completions:
                     answer = await stack.enter_async_context(
                         model.generate(client, prompt, request.sampling.for_choice(number), logprobs=request.logprobs)
                     )
-                    choices.append(Choice(answer, _AsItIs()))
+                    choices.append(Choice(answer, parser=None))
             completion = Completion(stored.id, choices, prefix="cmpl", prompts=len(request.prompts))
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)

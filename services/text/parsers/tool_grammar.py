@@ -34,11 +34,6 @@ class ToolShape:
     schema: dict[str, Any] | None
 
 
-def by_name(shapes: Sequence[ToolShape]) -> Tools:
-    """Maps tool names to schemas."""
-    return {shape.name: shape.schema for shape in shapes}
-
-
 def properties(schema: Schema | None) -> dict[str, Any]:
     """Returns the schemas of an object's properties; one that is only listed in `required` allows everything."""
     schema = schema or {}

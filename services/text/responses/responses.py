@@ -123,11 +123,8 @@ class Responses:
 
         @asynccontextmanager
         async def running(begun: Response) -> AsyncIterator[Run]:
-            async def keep(_: Response) -> None:
-                """Does nothing: `Background` stores the result."""
-
             async with self._answering(chat, client, shorten=request.settings.shorten) as (completion, first):
-                yield Run(begun, completion, first, keep, opening=("in_progress",))
+                yield Run(begun, completion, first, None, opening=("in_progress",))  # `Background` stores the result
 
         await self._background.start(client, response, given, running)
         return response

@@ -38,13 +38,7 @@ from services.text.running_answer import AnswerContent
 
 AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
 
-_ROLES: dict[int, Role] = {
-    chat_pb2.CHAT_ROLE_SYSTEM: "system",
-    chat_pb2.CHAT_ROLE_DEVELOPER: "developer",
-    chat_pb2.CHAT_ROLE_USER: "user",
-    chat_pb2.CHAT_ROLE_ASSISTANT: "assistant",
-    chat_pb2.CHAT_ROLE_TOOL: "tool",
-}
+_ROLES: dict[int, Role] = {chat_pb2.ChatRole.Value(f"CHAT_ROLE_{role.upper()}"): role for role in get_args(Role)}
 _MODES: dict[int, Literal["auto", "none", "required"]] = {
     chat_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
     chat_pb2.ToolChoice.MODE_AUTO: "auto",
@@ -53,9 +47,7 @@ _MODES: dict[int, Literal["auto", "none", "required"]] = {
 }
 _FINISH: dict[FinishReason | None, chat_pb2.FinishReason.ValueType] = {
     None: chat_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": chat_pb2.FINISH_REASON_STOP,
-    "length": chat_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": chat_pb2.FINISH_REASON_TOOL_CALLS,
+    **{reason: chat_pb2.FinishReason.Value(f"FINISH_REASON_{reason.upper()}") for reason in get_args(FinishReason)},
 }
 
 

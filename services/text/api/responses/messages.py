@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import get_args
 
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
@@ -36,28 +37,13 @@ from services.text.responses.response import (
 )
 
 _STATUSES: dict[Status, response_pb2.ResponseStatus.ValueType] = {
-    "queued": response_pb2.RESPONSE_STATUS_QUEUED,
-    "in_progress": response_pb2.RESPONSE_STATUS_IN_PROGRESS,
-    "completed": response_pb2.RESPONSE_STATUS_COMPLETED,
-    "incomplete": response_pb2.RESPONSE_STATUS_INCOMPLETE,
-    "failed": response_pb2.RESPONSE_STATUS_FAILED,
-    "cancelled": response_pb2.RESPONSE_STATUS_CANCELLED,
+    status: response_pb2.ResponseStatus.Value(f"RESPONSE_STATUS_{status.upper()}") for status in get_args(Status)
 }
 _ITEM_STATUSES: dict[ItemStatus, response_pb2.ItemStatus.ValueType] = {
-    "in_progress": response_pb2.ITEM_STATUS_IN_PROGRESS,
-    "completed": response_pb2.ITEM_STATUS_COMPLETED,
-    "incomplete": response_pb2.ITEM_STATUS_INCOMPLETE,
+    status: response_pb2.ItemStatus.Value(f"ITEM_STATUS_{status.upper()}") for status in get_args(ItemStatus)
 }
 _ROLES: dict[MessageRole, chat_pb2.ChatRole.ValueType] = {
-    "system": chat_pb2.CHAT_ROLE_SYSTEM,
-    "developer": chat_pb2.CHAT_ROLE_DEVELOPER,
-    "user": chat_pb2.CHAT_ROLE_USER,
-    "assistant": chat_pb2.CHAT_ROLE_ASSISTANT,
-}
-_MODES = {
-    "auto": chat_pb2.ToolChoice.MODE_AUTO,
-    "none": chat_pb2.ToolChoice.MODE_NONE,
-    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
+    role: chat_pb2.ChatRole.Value(f"CHAT_ROLE_{role.upper()}") for role in get_args(MessageRole)
 }
 _READ_ROLES = {number: role for role, number in _ROLES.items()}
 _READ_STATUSES = {number: status for status, number in _ITEM_STATUSES.items()}
@@ -184,12 +170,13 @@ def _field(event: Event) -> str:
 
 def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:
     choice = settings.tool_choice
+    mode = chat_pb2.ToolChoice.Mode.Value(f"MODE_{choice.mode.upper()}")
     truncation = response_pb2.TRUNCATION_AUTO if settings.shorten else response_pb2.TRUNCATION_DISABLED
     message = response_pb2.ResponseSettings(
         instructions=settings.instructions or "",
         sampling=_sampling(settings.sampling),
         tools=[_tool(tool) for tool in settings.tools],
-        tool_choice=chat_pb2.ToolChoice(mode=_MODES[choice.mode], names=sorted(choice.names)),
+        tool_choice=chat_pb2.ToolChoice(mode=mode, names=sorted(choice.names)),
         parallel_tool_calls=settings.parallel_tool_calls,
         top_logprobs=settings.logprobs,
         reasoning_effort=settings.reasoning_effort,

@@ -10,7 +10,6 @@ Grammars: vLLM requests masks and reports tokens; our constraints hold the state
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 from weakref import WeakSet
@@ -297,13 +296,8 @@ class Core:
 
 def _sizes(every: list[EngineCoreOutputs]) -> tuple[int, int]:
     """Returns the number of sequences and tokens of a step."""
-    for details in _details(every):
-        sequences = details.num_ctx_requests + details.num_generation_requests
-        return sequences, details.num_ctx_tokens + details.num_generation_tokens
-    return 0, 0
-
-
-def _details(every: list[EngineCoreOutputs]) -> Iterator[Any]:
     for each in every:
-        if each.scheduler_stats and each.scheduler_stats.iteration_details:
-            yield each.scheduler_stats.iteration_details
+        if each.scheduler_stats and (details := each.scheduler_stats.iteration_details):
+            sequences = details.num_ctx_requests + details.num_generation_requests
+            return sequences, details.num_ctx_tokens + details.num_generation_tokens
+    return 0, 0
