@@ -81,10 +81,6 @@ def _read_plain(reader: Reader, _: Tools, reasoning_open: bool) -> Reading[None]
     yield from reader.until((), reader.content)
 
 
-def _no_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    return ""
-
-
 HARMONY = Dialect("harmony", True, True, harmony.read_harmony, harmony.harmony_grammar)
 MISTRAL = Dialect("mistral", True, True, json_calls.read_mistral, json_calls.mistral_grammar)
 MISTRAL_LIST = Dialect("mistral-list", True, True, json_calls.read_mistral, json_calls.mistral_list_grammar)
@@ -95,7 +91,7 @@ HERMES = Dialect("hermes", True, True, json_calls.read_hermes, json_calls.hermes
 LLAMA3 = Dialect("llama3", True, True, json_calls.read_llama3, json_calls.llama3_grammar)
 # For templates without tools, or with an unknown tool format: the prompt describes the tools in the most common format.
 HERMES_IN_PROMPT = Dialect("hermes-in-prompt", False, False, json_calls.read_hermes, json_calls.hermes_grammar)
-PLAIN = Dialect("plain", False, False, _read_plain, _no_grammar)
+PLAIN = Dialect("plain", False, False, _read_plain, lambda _, **__: "")
 
 # The first dialect whose patterns all match the template is chosen.
 _SIGNS: tuple[tuple[Dialect, tuple[str, ...]], ...] = (

@@ -50,7 +50,9 @@ class Run:
         keep: Keep | None,
         opening: Sequence[Literal["created", "in_progress"]] = ("created", "in_progress"),
     ) -> None:
-        """`first`: events that the completion has already produced; `keep` stores the final state before it is sent; None: the caller stores it."""
+        """`first`: events that the completion has already produced. `keep` stores the final state before it is sent;
+        None: the caller stores it.
+        """
         self.response = response
         self.failure: AllmError | None = None
         self._completion = completion

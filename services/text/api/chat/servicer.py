@@ -191,9 +191,7 @@ def _effort(text: str) -> ReasoningEffort:
 def _sampling(params: chat_pb2.SamplingParameters) -> SamplingParams:
     """Converts the parameters, which have the same names. Absent ones get the core's defaults."""
     given: dict[str, Any] = {field.name: value for field, value in params.ListFields()}
-    return SamplingParams(
-        **given | {"logit_bias": tuple(params.logit_bias.items()), "stop": tuple(params.stop)},
-    )
+    return SamplingParams(**given | {"logit_bias": tuple(params.logit_bias.items()), "stop": tuple(params.stop)})
 
 
 def choice_message(index: int, answer: AnswerContent) -> chat_pb2.ChatChoice:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import get_args
+from typing import Any, get_args
 
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
 from services.errors import InvalidRequest
 from services.text.api.chat.servicer import logprob_messages, timestamp, usage_message
 from services.text.conversation import Tool
-from services.text.engine.sampling import SamplingParams
 from services.text.responses.response import (
     Delta,
     DeltaDone,
@@ -170,11 +169,13 @@ def _field(event: Event) -> str:
 
 def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:
     choice = settings.tool_choice
+    sampling: dict[str, Any] = dataclasses.asdict(settings.sampling)
+    sampling["logit_bias"] = dict(settings.sampling.logit_bias)
     mode = chat_pb2.ToolChoice.Mode.Value(f"MODE_{choice.mode.upper()}")
     truncation = response_pb2.TRUNCATION_AUTO if settings.shorten else response_pb2.TRUNCATION_DISABLED
     message = response_pb2.ResponseSettings(
         instructions=settings.instructions or "",
-        sampling=_sampling(settings.sampling),
+        sampling=chat_pb2.SamplingParameters(**sampling),
         tools=[_tool(tool) for tool in settings.tools],
         tool_choice=chat_pb2.ToolChoice(mode=mode, names=sorted(choice.names)),
         parallel_tool_calls=settings.parallel_tool_calls,
@@ -199,10 +200,6 @@ def _tool(tool: Tool) -> chat_pb2.Tool:
     return chat_pb2.Tool(
         name=tool.name, description=tool.description, parameters_json=parameters, strict=bool(tool.strict)
     )
-
-
-def _sampling(params: SamplingParams) -> chat_pb2.SamplingParameters:
-    return chat_pb2.SamplingParameters(**dataclasses.asdict(params) | {"logit_bias": dict(params.logit_bias)})
 
 
 def _text(item: Item) -> str:
