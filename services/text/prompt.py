@@ -287,11 +287,6 @@ class _Renderer:
         return Rendered(_rendered(self._template, order))
 
 
-def main() -> None:
-    """Renders prompts until the service closes the channel."""
-    child.run(ToRenderer, _prepare)
-
-
 def _prepare(_: BlockingChannel[ToRenderer]) -> child.Work:
     _warm_up()
     renderer = _Renderer()
@@ -338,4 +333,4 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(ToRenderer, _prepare)

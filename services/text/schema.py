@@ -212,11 +212,6 @@ ToChecker = Check
 FromChecker = Ready | Unusable | Begun | Checked | Refused
 
 
-def main() -> None:
-    """Checks schemas until the service closes the channel."""
-    child.run(ToChecker, _prepare)
-
-
 def checked(order: Check) -> Checked:
     """Checks all schemas of a request. Raises InvalidRequest."""
     if order.output:
@@ -261,4 +256,4 @@ def _answer(order: Check) -> Checked:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(ToChecker, _prepare)

@@ -13,7 +13,6 @@ from services.text.api.chat.servicer import logprob_messages, timestamp, usage_m
 from services.text.conversation import Tool
 from services.text.responses.response import (
     Delta,
-    DeltaDone,
     Event,
     FunctionCallItem,
     FunctionOutputItem,
@@ -129,42 +128,29 @@ def response_message(response: Response) -> response_pb2.Response:
 
 def event_message(number: int, event: Event) -> response_service_pb2.StreamResponseResponse:
     """Converts an event, with its sequence number."""
-    message = response_service_pb2.StreamResponseResponse(sequence_number=number)
-    field = getattr(message, _field(event))
+    field, content = _event(event)
+    return response_service_pb2.StreamResponseResponse(sequence_number=number, **{field: content})
+
+
+def _event(event: Event) -> tuple[str, Any]:
+    """Returns the protobuf field for an event, and its message."""
     if isinstance(event, Progress):
-        field.CopyFrom(response_message(event.response))
-    elif isinstance(event, ItemAdded | ItemDone):
+        return event.step, response_message(event.response)
+    if isinstance(event, ItemAdded | ItemDone):
         item = item_message(event.item)
         if isinstance(event, ItemAdded) and isinstance(event.item, MessageItem):
             item.message.ClearField("content")  # the next event adds the part
-        field.CopyFrom(response_service_pb2.ItemEvent(output_index=event.index, item=item))
-    elif isinstance(event, PartAdded | PartDone):
+        field = "item_added" if isinstance(event, ItemAdded) else "item_done"
+        return field, response_service_pb2.ItemEvent(output_index=event.index, item=item)
+    if isinstance(event, PartAdded | PartDone):
+        field = "part_added" if isinstance(event, PartAdded) else "part_done"
         text = _text(event.item)
-        field.CopyFrom(response_service_pb2.PartEvent(output_index=event.index, item_id=event.item.id, text=text))
-    else:
-        logprobs = logprob_messages(event.logprobs)
-        text_event = response_service_pb2.TextEvent(
-            output_index=event.index, item_id=event.item, text=event.text, logprobs=logprobs
-        )
-        field.CopyFrom(text_event)
-    return message
-
-
-def _field(event: Event) -> str:
-    """Returns the protobuf field for an event."""
-    if isinstance(event, Progress):
-        return event.step
-    if isinstance(event, Delta):
-        return f"{event.kind}_delta"
-    if isinstance(event, DeltaDone):
-        return f"{event.kind}_done"
-    fields: dict[type[Event], str] = {
-        ItemAdded: "item_added",
-        ItemDone: "item_done",
-        PartAdded: "part_added",
-        PartDone: "part_done",
-    }
-    return fields[type(event)]
+        return field, response_service_pb2.PartEvent(output_index=event.index, item_id=event.item.id, text=text)
+    field = f"{event.kind}_{'delta' if isinstance(event, Delta) else 'done'}"
+    logprobs = logprob_messages(event.logprobs)
+    return field, response_service_pb2.TextEvent(
+        output_index=event.index, item_id=event.item, text=event.text, logprobs=logprobs
+    )
 
 
 def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:

@@ -173,13 +173,11 @@ def _event(event: Event) -> tuple[str, dict[str, Any]]:
         item = item_object(_opened(event.item) if isinstance(event, ItemAdded) else event.item)
         kind = "added" if isinstance(event, ItemAdded) else "done"
         return f"response.output_item.{kind}", {"output_index": event.index, "item": item}
-    if isinstance(event, Delta):
+    if isinstance(event, Delta | DeltaDone):
         place = _place(event.index, event.item, event.kind)
         logprobs = {"logprobs": token_objects(event.logprobs)} if event.kind == "text" else {}
-        return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **logprobs}
-    if isinstance(event, DeltaDone):
-        place = _place(event.index, event.item, event.kind)
-        logprobs = {"logprobs": token_objects(event.logprobs)} if event.kind == "text" else {}
+        if isinstance(event, Delta):
+            return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **logprobs}
         key = "arguments" if event.kind == "arguments" else "text"
         return f"{_DELTAS[event.kind]}.done", {**place, key: event.text, **logprobs}
     kind = "added" if isinstance(event, PartAdded) else "done"
