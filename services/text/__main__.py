@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2
@@ -70,19 +71,15 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await chat.close()
         await service.close()
 
-    typed = [
-        chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name,
-        embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
-        response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"].full_name,
-    ]
+    typed = _names(chat_service_pb2, embedding_service_pb2, response_service_pb2)
     # The gateway sends reflection requests to this service, and serves the others on the same port.
-    others = [
-        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-        machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"].full_name,
-        transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
-        image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name,
-    ]
+    others = _names(model_service_pb2, machine_service_pb2, transcription_service_pb2, image_service_pb2)
     return service.application(typed, close, others)
+
+
+def _names(*modules: Any) -> list[str]:
+    """Returns the full names of the gRPC services that the generated modules define."""
+    return [service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
 
 
 async def _devices(text: TextSettings) -> tuple[EngineRegistry, VulkanMemory | None]:

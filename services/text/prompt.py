@@ -47,11 +47,6 @@ DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }
 {% endif %}"""
 
 
-def one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Splits messages with several calls into one message per call, each followed by its result."""
-    return tuple(_split(messages))
-
-
 def with_one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Merges all system and developer messages into one at the beginning."""
     system = [message for message in messages if message.role in _SYSTEM]
@@ -71,7 +66,8 @@ def with_thoughts_before_calls(messages: tuple[Message, ...]) -> tuple[Message, 
     )
 
 
-def _split(messages: tuple[Message, ...]) -> Iterator[Message]:
+def one_call_each(messages: tuple[Message, ...]) -> Iterator[Message]:
+    """Splits messages with several calls into one message per call, each followed by its result."""
     at = 0
     while at < len(messages):
         message, calls = messages[at], messages[at].tool_calls
@@ -166,7 +162,7 @@ class ChatTemplate:
     def _fitting(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Rewrites parts of the conversation that the template would drop or reject."""
         if self._single_calls:
-            messages = one_call_each(messages)
+            messages = tuple(one_call_each(messages))
         return with_thoughts_before_calls(with_one_system(messages)) if self._harmony else messages
 
 
