@@ -6,11 +6,11 @@ thread calls all methods except `tokenize` and `constraint`, which another threa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.text.engine.messages import Ready, TokenLogprob
+from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
@@ -102,3 +102,6 @@ class Runtime(Protocol):
 
     def drop(self, sequence: int, start: int = 0) -> None:
         """Frees a sequence's cells from position `start` on."""
+
+
+Loader = Callable[[EngineOptions, Callable[[float], None]], Runtime]

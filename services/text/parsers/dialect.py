@@ -91,7 +91,7 @@ HERMES = Dialect("hermes", True, True, json_calls.read_hermes, json_calls.hermes
 LLAMA3 = Dialect("llama3", True, True, json_calls.read_llama3, json_calls.llama3_grammar)
 # For templates without tools, or with an unknown tool format: the prompt describes the tools in the most common format.
 HERMES_IN_PROMPT = Dialect("hermes-in-prompt", False, False, json_calls.read_hermes, json_calls.hermes_grammar)
-PLAIN = Dialect("plain", False, False, _read_plain, lambda _, **__: "")
+PLAIN = Dialect("plain", False, False, _read_plain, lambda tools, *, required, parallel: "")
 
 # The first dialect whose patterns all match the template is chosen.
 _SIGNS: tuple[tuple[Dialect, tuple[str, ...]], ...] = (
