@@ -11,12 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from services.audio.engine.vocabulary import converted_vocabulary, tokenizer_vocabulary
+from services.text.engine.runtimes.torch.recipe import read_recipe
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template
 from tests.fuzz.fuzz_target import FuzzTarget
 from tests.fuzz.model_targets import JSON_WORDS, replaced, text_model
-from tests.late import late
-
-torch_encoder = late("services.text.engine.runtimes.torch.encoder")
 
 WHISPER_SIZE = 256 + 2 + 99 + 6 + 1501
 WORDS = (
@@ -96,7 +94,7 @@ def _converted_text(case: bytes) -> None:
 def _recipe(case: bytes) -> None:
     folder = _known(text_model(), case)
     for decoder in (False, True):
-        recipe = torch_encoder.read_recipe(folder, decoder=decoder)
+        recipe = read_recipe(folder, decoder=decoder)
         assert recipe.max_tokens >= 0
         assert all(folder in layer.weights.parents for layer in recipe.layers), "weights lie in the model's folder"
 

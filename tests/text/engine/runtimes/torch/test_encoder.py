@@ -6,15 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from services.models.registry import RUNTIMES
 from services.text.engine.embedding_loop import Vectors
+from services.text.engine.runtimes.torch.recipe import POOLINGS
 from services.worker.messages import EngineError
-from tests.case import case
 from tests.late import late
 from tests.minilm import LIMIT, SIZE, minilm
 from tests.text.engine.tiny_encoders import PLACES, options, write_model, write_steps
@@ -22,11 +21,11 @@ from tests.text.engine.tiny_encoders import PLACES, options, write_model, write_
 safetensors_torch = late("safetensors.torch")
 torch = late("torch")
 torch_encoder = late("services.text.engine.runtimes.torch.encoder")
+torch_pooling = late("services.text.engine.runtimes.torch.encoder")
 transformers = late("transformers")
 
 (EMBEDS,) = [runtime.architectures["embeddings"] for runtime in RUNTIMES if runtime.name == "torch"]
 DECODERS = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
-POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 TEXTS = [
     "A man is eating food.",
     "Somebody eats a meal.",
@@ -145,7 +144,7 @@ def test_a_decoder_looks_back_only_unless_it_was_made_to_look_both_ways(
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_poolings_look_at_an_inputs_own_tokens_only(pooling: str) -> None:
-    assert set(torch_encoder.POOLS) == set(POOLINGS)
+    assert set(torch_pooling.POOLS) == set(POOLINGS)
     hidden = torch.tensor([[[1.0, 8.0], [3.0, 2.0], [50.0, 50.0]], [[4.0, 4.0], [2.0, 6.0], [6.0, 2.0]]])
     expected = {
         "mean": [[2, 5], [4, 4]],
@@ -155,7 +154,7 @@ def test_poolings_look_at_an_inputs_own_tokens_only(pooling: str) -> None:
         "mean_sqrt_len": [[4 / 2**0.5, 10 / 2**0.5], [12 / 3**0.5, 12 / 3**0.5]],
         "weightedmean": [[7 / 3, 4], [26 / 6, 22 / 6]],
     }
-    pooled = torch_encoder.POOLS[pooling](hidden, torch.tensor([2, 3]))
+    pooled = torch_pooling.POOLS[pooling](hidden, torch.tensor([2, 3]))
     assert pooled.numpy() == pytest.approx(np.array(expected[pooling], np.float32), abs=1e-5)
 
 
@@ -230,96 +229,3 @@ def test_it_needs_torch_and_transformers_and_nothing_else(tmp_path: Path) -> Non
     write_model(tmp_path, "bert")
     done = subprocess.run([sys.executable, "-c", BARE, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "(1, 32)\n"), done.stderr
-
-
-def unread_steps(folder: Path, *, decoder: bool = False) -> EngineError:
-    with pytest.raises(EngineError) as caught:
-        torch_encoder.read_recipe(folder, decoder=decoder)
-    return caught.value
-
-
-def test_the_real_one() -> None:
-    assert torch_encoder.read_recipe(minilm(), decoder=False) == torch_encoder.Recipe(
-        pooling="mean", normalised=True, max_tokens=LIMIT
-    )
-
-
-def test_an_encoder_that_says_nothing_takes_the_mean_and_a_decoder_is_refused(tmp_path: Path) -> None:
-    assert torch_encoder.read_recipe(tmp_path, decoder=False) == torch_encoder.Recipe(pooling="mean", normalised=True)
-    error = unread_steps(tmp_path, decoder=True)
-    assert error.code == "UNSUPPORTED"
-    assert "modules.json is missing" in error.message
-
-
-def test_poolings_by_all_their_names(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for config, pooling in [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}, "cls"),
-        ({"pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode_max_tokens": True}, "max"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"),
-        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
-        ({"pooling_mode_lasttoken": True}, "last"),
-        ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode": ["mean"]}, "mean"),
-    ]:
-        with case(config=config, pooling=pooling):
-            tmp_path = tmp_path_factory.mktemp("case")
-            write_steps(tmp_path, pooling=config)
-            recipe = torch_encoder.read_recipe(tmp_path, decoder=True)
-            assert recipe == torch_encoder.Recipe(pooling=pooling, normalised=False)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls and mean"),
-        ({"pooling_mode_splade_tokens": True}, "splade"),
-        ({"pooling_mode": 7}, "nothing"),
-        ({}, "nothing"),
-    ],
-)
-def test_other_poolings_are_refused_by_name(tmp_path: Path, config: dict[str, Any], words: str) -> None:
-    write_steps(tmp_path, pooling=config)
-    error = unread_steps(tmp_path)
-    assert error.code == "UNSUPPORTED"
-    assert f"pools by {words}" in error.message
-
-
-def test_steps_and_their_order(tmp_path: Path) -> None:
-    identity, tanh = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
-    write_steps(
-        tmp_path, ("Dense", {"activation_function": identity}), ("Dense", {"activation_function": tanh}), limit=99
-    )
-    recipe = torch_encoder.read_recipe(tmp_path, decoder=False)
-    assert [layer.activation for layer in recipe.layers] == ["identity", "tanh"]
-    assert [layer.weights.parent.name for layer in recipe.layers] == ["2_Dense", "3_Dense"]
-    assert (recipe.normalised, recipe.max_tokens, recipe.lower) == (False, 99, False)
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": null, "do_lower_case": true}')
-    recipe = torch_encoder.read_recipe(tmp_path, decoder=False)
-    assert (recipe.max_tokens, recipe.lower) == (0, True)
-
-
-def test_steps_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
-    write_steps(tmp_path, ("LSTM", {}))
-    assert "'LSTM'" in unread_steps(tmp_path).message
-    write_steps(tmp_path, ("Dense", {"activation_function": "torch.nn.modules.activation.GELU"}))
-    assert "GELU" in unread_steps(tmp_path).message
-
-
-@pytest.mark.parametrize(
-    "modules",
-    ["{", "{}", "[5]", '[{"path": "../x", "type": "a.Pooling"}]', '[{"path": "/etc", "type": "a.Pooling"}]'],
-)
-def test_a_list_of_steps_that_cannot_be(tmp_path: Path, modules: str) -> None:
-    (tmp_path / "modules.json").write_text(modules)
-    assert unread_steps(tmp_path).code == "MODEL_INVALID"
-
-
-def test_files_that_are_missing_or_too_large_are_named(tmp_path: Path) -> None:
-    write_steps(tmp_path)
-    (tmp_path / "1_Pooling" / "config.json").unlink()
-    assert "1_Pooling/config.json" in unread_steps(tmp_path).message
-    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Normalize", "path": "a"}]))
-    assert "no step that pools" in unread_steps(tmp_path).message
-    (tmp_path / "modules.json").write_text(" " * 2**20 + "[]")
-    assert "larger than" in unread_steps(tmp_path).message

@@ -1,0 +1,119 @@
+"""The embedding recipe of a safetensors folder, from its sentence-transformers files.
+
+`modules.json` lists the steps after the model: pooling, layers (Dense) and normalisation. For an encoder without this
+file, the vectors are the mean over the tokens, normalised to length one. The caller prepends the prompts that
+`config_sentence_transformers.json` names; nothing is added here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.worker.messages import EngineError
+
+# Named as in 1_Pooling/config.json, without the prefix `pooling_mode_` and the suffix `_tokens` or `_token`.
+POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
+_NAMES = {"lasttoken": "last"}
+_ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
+_MAX_FILE = 1024 * 1024  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A linear layer after pooling."""
+
+    weights: Path  # a safetensors file with linear.weight [out, in] and an optional linear.bias [out]
+    activation: str  # identity or tanh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The steps from the model's last hidden states to a vector."""
+
+    pooling: str  # one of POOLINGS
+    layers: tuple[Layer, ...] = ()
+    normalised: bool = True
+    lower: bool = False  # whether inputs are lower-cased first
+    max_tokens: int = 0  # of an input; 0: the model's own limit
+
+
+def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
+    """Reads the recipe of a folder. `decoder`: whether its model is a decoder, which must have a recipe.
+
+    Raises:
+        EngineError: UNSUPPORTED for an unknown step or a missing recipe, MODEL_INVALID for unreadable files.
+    """
+    if not (folder / "modules.json").exists():
+        if decoder:
+            message = f"{folder.name} does not say how its vectors are made: modules.json is missing"
+            raise EngineError("UNSUPPORTED", message)
+        return Recipe(pooling="mean")
+    pooling, layers, normalised = "", [], False
+    for module in _read(folder / "modules.json", list):
+        kind, where = _module(module)
+        if kind == "Pooling":
+            pooling = _pooling(_read(folder / where / "config.json", dict))
+        elif kind == "Dense":
+            layers.append(_layer(folder / where))
+        elif kind == "Normalize":
+            normalised = True
+        elif kind != "Transformer":
+            raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has a step {kind!r}, which is not known")
+    if not pooling:
+        raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has no step that pools")
+    path = folder / "sentence_bert_config.json"
+    more = _read(path, dict) if path.exists() else {}
+    limit = more.get("max_seq_length")
+    return Recipe(
+        pooling=pooling,
+        layers=tuple(layers),
+        normalised=normalised,
+        lower=more.get("do_lower_case") is True,
+        max_tokens=limit if type(limit) is int and limit > 0 else 0,
+    )
+
+
+def _module(module: Any) -> tuple[str, str]:
+    """Returns the class of a step, without its package, and its folder."""
+    kind = module.get("type") if isinstance(module, dict) else None
+    where = module.get("path", "") if isinstance(module, dict) else None
+    if not isinstance(kind, str) or not isinstance(where, str) or ".." in where or where.startswith("/"):
+        raise EngineError("MODEL_INVALID", "modules.json has an entry that is not a step with a type and a path")
+    return kind.rpartition(".")[2], where
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    """Returns the one pooling mode of a config, which has two forms."""
+    mode = config.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else mode
+    if not isinstance(modes, list):
+        modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if on is True and "_mode_" in name]
+    names = [str(name).removesuffix("_tokens").removesuffix("_token") for name in modes]
+    found = [_NAMES.get(name, name) for name in names]
+    if len(found) != 1 or found[0] not in POOLINGS:
+        what = " and ".join(found) or "nothing"
+        raise EngineError("UNSUPPORTED", f"the model pools by {what}; known is one of {', '.join(POOLINGS)}")
+    return found[0]
+
+
+def _layer(folder: Path) -> Layer:
+    named = _read(folder / "config.json", dict).get("activation_function", "torch.nn.modules.activation.Tanh")
+    activation = _ACTIVATIONS.get(named) if isinstance(named, str) else None
+    if activation is None:
+        raise EngineError("UNSUPPORTED", f"{folder.name} has the activation {str(named)[:100]!r}, which is not known")
+    return Layer(weights=folder / "model.safetensors", activation=activation)
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    try:
+        if path.stat().st_size > _MAX_FILE:
+            raise EngineError("MODEL_INVALID", f"{path.name} is larger than {_MAX_FILE} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} cannot be read: {error}") from error
+    if not isinstance(found, kind):
+        raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} is not a JSON {kind.__name__}")
+    return found
