@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import msgspec
-from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc, response_pb2
 from google.protobuf import timestamp_pb2
 
 from services.errors import InvalidRequest
@@ -107,19 +107,27 @@ def read_request(request: AnyRequest) -> ChatRequest:
     """Checks a request and converts it to the core's type. Raises InvalidRequest or Unsupported."""
     limits.check_count("messages", len(request.messages))
     messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
-    tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools))
+    choices = request.choices if request.HasField("choices") else 1
+    return read_settings(request.model, messages, request, choices)
+
+
+def read_settings(
+    model: str, messages: tuple[Message, ...], given: AnyRequest | response_pb2.ResponseSettings, choices: int = 1
+) -> ChatRequest:
+    """Checks the settings that chats and responses share. Raises as `read_request`."""
+    tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given.tools))
     chat = ChatRequest(
-        model=request.model,
+        model=model,
         messages=messages,
-        sampling=_sampling(request.sampling),
+        sampling=_sampling(given.sampling),
         tools=tools,
-        tool_choice=_tool_choice(request.tool_choice, tools),
-        parallel_tool_calls=request.parallel_tool_calls if request.HasField("parallel_tool_calls") else True,
-        output=_output(request.output_format),
-        choices=request.choices if request.HasField("choices") else 1,
-        logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
-        reasoning_effort=_effort(request.reasoning_effort),
-        cache_key=request.prompt_cache_key,
+        tool_choice=_tool_choice(given.tool_choice, tools),
+        parallel_tool_calls=given.parallel_tool_calls if given.HasField("parallel_tool_calls") else True,
+        output=_output(given.output_format),
+        choices=choices,
+        logprobs=given.top_logprobs if given.HasField("top_logprobs") else None,
+        reasoning_effort=_effort(given.reasoning_effort),
+        cache_key=given.prompt_cache_key,
     )
     limits.check(chat, {"n": "choices"})
     return chat
