@@ -24,25 +24,12 @@ AnyRequest = (
 
 SECONDS = 30.0  # for calls that only access the store
 DEFAULT_LIMIT = 20
-_SETTINGS = (
-    "sampling",
-    "tools",
-    "tool_choice",
-    "output_format",
-    "reasoning_effort",
-    "top_logprobs",
-    "previous_response_id",
-    "store",
-    "background",
-    "metadata",
-    "prompt_cache_key",
-)
 # The names used here for parameters that have another name in the core and the worker.
 PARAMETER_NAMES = {
     "messages": "input",
     "response_format": "settings.output_format.json_schema",
     "max_tokens": "settings.sampling.max_tokens",
-    **{name: f"settings.{name}" for name in _SETTINGS},
+    **{field.name: f"settings.{field.name}" for field in response_pb2.ResponseSettings.DESCRIPTOR.fields},
 }
 
 
