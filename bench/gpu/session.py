@@ -33,10 +33,9 @@ from services.residency.memory.readings import Readings
 from services.residency.residency import Residency
 from services.residency.resident import ResidentKey, resident_key
 from services.settings.settings import Settings, load_settings
-from services.text.llama_library import llama_devices
 from services.text.manager import LLAMA, VLLM, TextManager
 from services.text.memory_estimate import TextMemoryEstimate
-from services.text.vllm_availability import text_runtimes, with_vllm_here
+from services.text.runtime_availability import llama_devices, text_runtimes, with_vllm_here
 from services.worker.devices import RuntimeDevices, probe
 
 PATIENCE_SECONDS = 30.0  # for memory to be given back

@@ -20,8 +20,7 @@ from services.models.registry import CPU, CPU_LIMIT_BYTES, EngineRegistry, Runti
 from services.residency.memory.device_memory import read_devices
 from services.residency.memory.host_memory import read_host_memory
 from services.settings.settings import Settings
-from services.text.llama_library import llama_devices
-from services.text.vllm_availability import text_runtimes
+from services.text.runtime_availability import llama_devices, text_runtimes
 from services.worker.devices import RuntimeDevices, no_sign_of, nvidia_driver, probe
 from services.worker.start import available_cores
 

@@ -122,7 +122,7 @@ RUNTIMES = (
         quantizations=frozenset({"gpt_oss:mxfp4"}),
     ),
     # The last text runtime: without measurements it is chosen only for models that the others do not support. It counts
-    # as missing until its service has detected it (services/text/vllm_availability.py).
+    # as missing until its service has detected it (services/text/runtime_availability.py).
     Runtime(
         name="vllm",
         modality="text",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2
@@ -28,20 +29,18 @@ from services.settings.setting import SettingError
 from services.settings.settings import Settings
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
-from services.text.api.embeddings import EmbeddingServicer
+from services.text.api.completions import Completions
+from services.text.api.embeddings import Embeddings, EmbeddingServicer
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
-from services.text.completions import Completions
-from services.text.embeddings import Embeddings
-from services.text.llama_library import llama_devices
 from services.text.manager import TextManager, TextModels
 from services.text.memory_estimate import TextMemoryEstimate
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
-from services.text.schemas.checker import SchemaChecker
-from services.text.vllm_availability import text_runtimes, with_vllm_here
+from services.text.runtime_availability import llama_devices, text_runtimes, with_vllm_here
+from services.text.schema_checker import SchemaChecker
 from services.worker.devices import probe
 
 STORE_NAME = "responses.db"
@@ -72,19 +71,15 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await chat.close()
         await service.close()
 
-    typed = [
-        chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name,
-        embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
-        response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"].full_name,
-    ]
+    typed = _names(chat_service_pb2, embedding_service_pb2, response_service_pb2)
     # The gateway sends reflection requests to this service, and serves the others on the same port.
-    others = [
-        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-        machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"].full_name,
-        transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
-        image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name,
-    ]
+    others = _names(model_service_pb2, machine_service_pb2, transcription_service_pb2, image_service_pb2)
     return service.application(typed, close, others)
+
+
+def _names(*modules: Any) -> list[str]:
+    """Returns the full names of the gRPC services that the generated modules define."""
+    return [service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
 
 
 async def _devices(text: TextSettings) -> tuple[EngineRegistry, VulkanMemory | None]:

@@ -1,4 +1,4 @@
-"""The chat types of the core, independent of wire formats and tokens."""
+"""The chat types of the core: a request, and the events of its answer. Independent of wire formats and tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -102,3 +103,53 @@ class Usage:
     def facts(self) -> dict[str, int]:
         """The counts for the request's log line."""
         return {"prompt": self.prompt_tokens, "cached": self.cached_tokens, "completion": self.completion_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of the model's reasoning before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer's text. A parser's text is never empty; a running answer's may be if there are logprobs."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """The model calls one of the tools; its arguments follow."""
+
+    index: int  # among the answer's calls, from 0
+    name: str
+    id: str = ""  # empty in a parser's event
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, as JSON text for the caller. Never empty."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The end of a call. Truncated arguments are not complete JSON."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete."""
+
+    reason: FinishReason
+
+
+ParsedEvent = ReasoningDelta | TextDelta | CallStarted | CallArguments | CallEnded
+AnswerEvent = ReasoningDelta | TextDelta | CallStarted | CallArguments | Finished  # of a running answer

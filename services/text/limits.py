@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from services.errors import InvalidRequest
@@ -130,8 +130,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             )
 
 
-def _check_biases(biases: Iterable[tuple[int, float]]) -> None:
-    biases = tuple(biases)
+def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
     if len(biases) > MAX_BIASES:
         raise _too_many("logit_bias", len(biases), MAX_BIASES)
     for token, bias in biases:

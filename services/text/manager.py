@@ -15,10 +15,9 @@ from services.residency.registered_models import RegisteredModels, require
 from services.settings.modality_settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.engine.runtimes.vllm.arguments import eager
-from services.text.llama_library import llama_environ
-from services.text.loaded import LoadedTextModel
-from services.text.loaded_encoder import LoadedEncoder
-from services.text.rendering.template_process import TemplateProcess
+from services.text.loaded import LoadedEncoder, LoadedTextModel
+from services.text.runtime_availability import llama_environ
+from services.text.template_process import TemplateProcess
 from services.worker.process import WorkerProcess
 from services.worker.start import WorkerStart, available_cores, worker_environ
 

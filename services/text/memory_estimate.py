@@ -54,7 +54,6 @@ Parts = dict[str, int]
 Options = Callable[[ModelDescriptor, Runtime], EngineOptions]
 HALF = 2  # bytes per number in llama.cpp's KV cache
 FLOAT = 4
-_FLOAT = 4
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layer types of hybrid models
 _RECURRENT = frozenset({"mamba", "linear_attention"})
 
@@ -194,7 +193,7 @@ class ConfigShape:
         inner = document.get("text_config")
         self._config: Mapping[str, Any] = inner if isinstance(inner, dict) else document
         stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
-        self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), _FLOAT)  # bytes per number in its files
+        self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), FLOAT)  # bytes per number in its files
         self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
         self.width = self._number("hidden_size", "dim", "n_embd")
         self.inner = self._number("intermediate_size", "hidden_dim", "n_inner") or 4 * self.width
@@ -220,7 +219,7 @@ class ConfigShape:
             return 0
         inner, size = heads * self._number("mamba_head_dim"), self._number("ssm_state_size")
         inputs = (inner + 2 * self._number("n_groups") * size) * self._number("conv_kernel")
-        return (inner * size * _FLOAT + inputs * self.stored) * self._count(_RECURRENT, "M")
+        return (inner * size * FLOAT + inputs * self.stored) * self._count(_RECURRENT, "M")
 
     @property
     def _attending(self) -> int:

@@ -5,6 +5,12 @@ The template environment follows transformers' `apply_chat_template`, for which 
 tag `generation`. For templates with limitations the conversation is rewritten without losing content: those of gpt-oss
 and Llama 3 use only the first call of a message, and that of gpt-oss drops later system messages and rejects a call
 after both reasoning and text.
+
+Templates come with models and are programs. Jinja's sandbox blocks access to other objects, but not endless loops or
+texts that fill the memory. So this module is also the program of the confined process that holds one model's template:
+`python -m services.text.prompt FD`, run by the text service. It has limited resources, opens no files, and ends with
+the service. It sends `Ready`, and then answers each order with `Begun`, followed by `Prepared`, `Rendered` or
+`Refused`: the template does not compile, rejects the conversation, or fails on it.
 """
 
 from __future__ import annotations
@@ -13,8 +19,8 @@ import datetime
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast
 
 import jinja2
 import jinja2.constants
@@ -25,19 +31,20 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import InvalidRequest, ModelInvalid
+from services.sandbox import child
+from services.sandbox.child import Begun, Ready, Refusal, Refused, Unusable
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
+from services.worker.channel import BlockingChannel
 
+# Limits of the renderer process.
+MEMORY_BYTES = 1024 * 1024 * 1024  # in addition to the libraries; a conversation may have many megabytes
+MAX_PROMPT = 32 * 1024 * 1024  # characters; the longest contexts need a fifth of it
 _SYSTEM = ("system", "developer")
 # ChatML, which most models without a template understand best.
 DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-
-
-def one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Splits messages with several calls into one message per call, each followed by its result."""
-    return tuple(_split(messages))
 
 
 def with_one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -59,7 +66,8 @@ def with_thoughts_before_calls(messages: tuple[Message, ...]) -> tuple[Message, 
     )
 
 
-def _split(messages: tuple[Message, ...]) -> Iterator[Message]:
+def one_call_each(messages: tuple[Message, ...]) -> Iterator[Message]:
+    """Splits messages with several calls into one message per call, each followed by its result."""
     at = 0
     while at < len(messages):
         message, calls = messages[at], messages[at].tool_calls
@@ -98,11 +106,7 @@ def thinks(source: str) -> bool:
 
 
 class ChatTemplate:
-    """A compiled chat template of a model.
-
-    It is a program by the model's authors and may run forever, so the service runs it in a separate process
-    (`services.text.rendering.template_process`).
-    """
+    """A compiled chat template of a model."""
 
     def __init__(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
         """Compiles `source`; an empty one means the default template.
@@ -158,7 +162,7 @@ class ChatTemplate:
     def _fitting(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Rewrites parts of the conversation that the template would drop or reject."""
         if self._single_calls:
-            messages = one_call_each(messages)
+            messages = tuple(one_call_each(messages))
         return with_thoughts_before_calls(with_one_system(messages)) if self._harmony else messages
 
 
@@ -215,3 +219,114 @@ def _refuse(message: str) -> NoReturn:
 
 def _now(pattern: str) -> str:
     return datetime.datetime.now().astimezone().strftime(pattern)
+
+
+# --- the renderer process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """The first order: a model's template, as reported by its worker."""
+
+    source: str  # Jinja; empty: the default template
+    bos: str
+    eos: str
+    add_bos: bool  # whether the tokenizer prepends `bos` itself
+    cpu_seconds: float  # processor time limit for this order and for each conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Render:
+    """An order to render a conversation as a prompt."""
+
+    messages: tuple[Message, ...]
+    tools: str = "[]"  # a JSON list of objects with the fields of a Tool; its numbers may have any size
+    effort: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The template was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered prompt."""
+
+    text: str
+
+
+ToRenderer = Prepare | Render
+FromRenderer = Ready | Unusable | Begun | Prepared | Rendered | Refused
+
+
+class _Renderer:
+    """The template, from the first order on."""
+
+    def __init__(self) -> None:
+        self._template: ChatTemplate | None = None
+        self._cpu_seconds = 0.0
+
+    def cpu_seconds(self, order: ToRenderer) -> float:
+        """Returns the processor time of an order."""
+        if isinstance(order, Prepare):
+            self._cpu_seconds = order.cpu_seconds
+        return self._cpu_seconds
+
+    def answer(self, order: ToRenderer) -> Prepared | Rendered:
+        """Compiles the template, or renders a conversation. Raises Refusal."""
+        if isinstance(order, Prepare):
+            self._template = _compiled(order)
+            return Prepared()
+        if self._template is None:
+            raise SystemExit("a conversation came before its template")
+        return Rendered(_rendered(self._template, order))
+
+
+def _prepare(_: BlockingChannel[ToRenderer]) -> child.Work:
+    _warm_up()
+    renderer = _Renderer()
+    return child.Work(
+        memory_bytes=MEMORY_BYTES,
+        cpu_seconds=renderer.cpu_seconds,
+        answer=renderer.answer,
+        no_memory="the model's chat template needs more memory than a template may have",
+    )
+
+
+def _compiled(order: Prepare) -> ChatTemplate:
+    try:
+        return ChatTemplate(order.source, bos=order.bos, eos=order.eos, add_bos=order.add_bos)
+    except ModelInvalid as error:
+        raise Refusal(_sendable(error.message)) from None
+
+
+def _rendered(template: ChatTemplate, order: Render) -> str:
+    tools = tuple(Tool(**tool) for tool in json.loads(order.tools))
+    try:
+        text = template.render(order.messages, tools, cast(ReasoningEffort, order.effort))
+    except InvalidRequest as error:
+        raise Refusal(_sendable(error.message)) from None
+    if len(text) > MAX_PROMPT:
+        raise Refusal(f"the model's chat template makes a prompt of more than {MAX_PROMPT} characters")
+    return _sendable(text)
+
+
+def _sendable(text: str) -> str:
+    """Returns the text, or refuses it if it has half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refusal("the model's chat template produces half a character, which is not text") from None
+    return text
+
+
+def _warm_up() -> None:
+    """Renders a small conversation, so that all modules are imported and the time zone is read."""
+    source = "{{ strftime_now('%Z') }}{{ messages | tojson }}{{ messages | pprint }}"
+    ChatTemplate(source, bos="", eos="", add_bos=False).render((Message(role="user", content="Hello"),))
+    datetime.datetime.now().astimezone()
+
+
+if __name__ == "__main__":
+    child.run(ToRenderer, _prepare)

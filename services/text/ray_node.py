@@ -20,12 +20,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 from services.telemetry.logs import setup_logs
 
-GATHERING = "services.text.engine.ray_gathering"
+NODE = "services.text.ray_node"
 HEAD_PORT = 6379
 NODE_PORT = 6380  # the port of each machine's Ray process, which its probes check
 STORE_BYTES = 1 << 30  # vLLM sends little through Ray's object store, whose default is a third of the memory
@@ -33,6 +34,9 @@ LOOK_SECONDS = 0.2
 CONNECT_SECONDS = 2.0
 # The time for Ray's processes to exit. In a container, the remaining ones end with this process.
 STOP_SECONDS = 5.0
+CONNECT_TRIES = 60
+PAUSE_SECONDS = 1.0
+WATCH_SECONDS = 5.0
 LEADER_SECONDS = 5.0  # the time for the leader to close its resources after its drain
 
 # Ray's processes inherit variables that they lack from the leader's worker, which is limited to the loopback interface.
@@ -106,7 +110,7 @@ def lead(options: argparse.Namespace, settings: Settings) -> int:
     head = children.start(_ray(python, options, "--head", f"--port={HEAD_PORT}", "--include-dashboard=false"))
     address = f"{options.ip}:{HEAD_PORT}"
     machines = [address, str(options.nodes)]
-    gathered = children.start([python, "-m", GATHERING, "gather", *machines])
+    gathered = children.start([python, "-m", NODE, "gather", *machines])
     children.wait(head, gathered, until=lambda: children.stopping)
     if children.stopping or children.status(gathered) != 0:
         if not children.stopping:
@@ -116,7 +120,7 @@ def lead(options: argparse.Namespace, settings: Settings) -> int:
         return 0 if children.stopping else 1
     log.info("all machines of this group have joined", extra={"nodes": options.nodes})
     service = children.start([sys.executable, "-m", "services.text"])
-    watched = children.start([python, "-m", GATHERING, "watch", *machines])
+    watched = children.start([python, "-m", NODE, "watch", *machines])
     children.wait(head, service, watched, until=lambda: children.stopping)
     gone = {"Ray's head": children.status(head), "one of the machines": children.status(watched)}
     lost = [what for what, status in gone.items() if status is not None and not children.stopping]
@@ -170,6 +174,50 @@ def _reachable(leader: str) -> bool:
         return False
 
 
+def gather(ray: Any, count: int) -> None:
+    """Waits until the cluster has `count` machines, without a time limit."""
+    reported = 0
+    while (joined := machines(ray)) < count:
+        if joined != reported:
+            reported = joined
+            print(f"{joined} of {count} machines have joined", file=sys.stderr, flush=True)
+        time.sleep(PAUSE_SECONDS)
+
+
+def watch(ray: Any, count: int) -> None:
+    """Waits until the cluster has fewer than `count` machines. Ray needs about 30 seconds to report a lost machine."""
+    while machines(ray) >= count:
+        time.sleep(WATCH_SECONDS)
+
+
+def machines(ray: Any) -> int:
+    """Counts the live machines of the cluster."""
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def connect(address: str) -> Any:
+    """Connects to the head at `ip:port` and returns Ray's package. Raises ConnectionError if nothing answers."""
+    # Ray is installed only where a model runs on several machines.
+    import ray  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    for tries in range(1, CONNECT_TRIES + 1):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            break
+        except (ConnectionError, RuntimeError):  # the head is still starting
+            if tries == CONNECT_TRIES:
+                raise
+            time.sleep(PAUSE_SECONDS)
+    return ray
+
+
+# The commands `python -m services.text.ray_node gather|watch HEAD COUNT`, which `lead` starts. They are processes of
+# their own, because Ray is not a library for a service. vLLM also waits for machines, but its wait counts against the
+# model's load time limit, and it does not watch for machines that leave. Kubernetes notices a dead node only minutes
+# later.
+MEMBERSHIP = {"gather": gather, "watch": watch}
+
+
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments. Invalid ones end the process with a message."""
     parser = argparse.ArgumentParser(prog="python -m services.text.ray_node", description=__doc__)
@@ -186,7 +234,11 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the node and returns the exit status."""
+    """Runs the node, or checks the membership of its group. Returns the exit status."""
+    if arguments and arguments[0] in MEMBERSHIP:
+        check, head, count = arguments
+        MEMBERSHIP[check](connect(head), int(count))
+        return 0
     options = read_options(arguments)
     try:
         settings = load_settings()

@@ -8,19 +8,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.text.conversation import FinishReason, ToolCall, Usage
-from services.text.engine.messages import Piece, TokenLogprob
-from services.text.loaded import Answer
-from services.text.parsers.dialect import Parser
-from services.text.parsers.events import (
+from services.text.conversation import (
     AnswerEvent,
     CallEnded,
     CallStarted,
     Finished,
+    FinishReason,
     ParsedEvent,
     ReasoningDelta,
     TextDelta,
+    ToolCall,
+    Usage,
 )
+from services.text.engine.messages import Piece, TokenLogprob
+from services.text.loaded import Answer
+from services.text.parsers.dialect import Parser
 
 
 @dataclass(slots=True)
@@ -37,18 +39,14 @@ class AnswerContent:
 class Choice:
     """A reader of one answer. Awaiting `ready` extends `content`."""
 
-    def __init__(self, answer: Answer, parser: Parser) -> None:
+    def __init__(self, answer: Answer, parser: Parser | None) -> None:
+        """`parser`: reads the markup of the answer; None: it has none."""
         self.content = AnswerContent()
         self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
         self._answer = answer
         self._parser = parser
         self._tokens = 0
         self._reasoning_tokens = 0
-
-    @property
-    def started(self) -> float:
-        """The time at which the worker received the request, on the monotonic clock."""
-        return self._answer.started
 
     @property
     def computed(self) -> tuple[int, int]:
@@ -68,8 +66,10 @@ class Choice:
         return events
 
     def _read(self, piece: Piece) -> list[AnswerEvent]:
-        parsed = self._parser.push(piece.text) if piece.text else []
-        if piece.finish:
+        parsed: list[ParsedEvent] = []
+        if piece.text:
+            parsed += self._parser.push(piece.text) if self._parser else [TextDelta(piece.text)]
+        if piece.finish and self._parser:
             parsed += self._parser.finish(cut=piece.finish == "length")
         new = piece.completion_tokens - self._tokens
         self._tokens = piece.completion_tokens

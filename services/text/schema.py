@@ -1,15 +1,29 @@
-"""Prepares JSON Schemas for constrained sampling: removes keywords without effect and names unsupported ones."""
+"""Prepares JSON Schemas for constrained sampling: removes keywords without effect and names unsupported ones.
+
+A small schema can take seconds to compile and gigabytes of memory. So this module is also the program of the confined
+process in which schemas are checked: `python -m services.text.schema FD`, run by the text service. Its processor time
+and its memory are limited for each request. It sends `Ready`, and then answers each order with `Begun`, followed by
+`Checked` or `Refused`: a schema cannot be followed, and `param` names it.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
 from services.errors import InvalidRequest
+from services.sandbox import child
+from services.sandbox.child import Begun, Ready, Refusal, Refused, Unusable
 from services.text.engine.constraint import LIMITS, in_one_line
+from services.worker.channel import BlockingChannel
 
+OUTPUT = "response_format"  # the name of the output's schema in errors
+# Limits of the process that checks schemas.
+MEMORY_BYTES = 512 * 1024 * 1024  # in addition to the libraries
+CPU_SECONDS = 3.0  # for all schemas of a request together; an ordinary schema takes a few milliseconds
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
 # The limit of optional properties per object: the compiler holds four items for each one where any may come next, and
@@ -172,3 +186,74 @@ def _problem(schema: dict[str, Any]) -> str:
             meta = keyword == "$ref" and f"'{schema.get('$schema')}'" in problem
             problem = f"{'$schema' if meta else keyword}: {problem}"
     return problem
+
+
+# --- the process that checks schemas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """An order to check all schemas of one request. Schemas are JSON texts, because numbers may have any size."""
+
+    output: str  # of the answer; empty: none
+    tools: tuple[tuple[str, bool | None], ...]  # of each tool: schema (empty: none) and strict; None: if it is possible
+    constrained: bool  # whether a grammar is made even if no tool is strict
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The answer: everything compiles."""
+
+    strict: tuple[bool, ...]  # of each tool
+    schemas: tuple[str, ...]  # of each tool, in the form that the compiler supports; empty: no grammar is made
+
+
+ToChecker = Check
+FromChecker = Ready | Unusable | Begun | Checked | Refused
+
+
+def checked(order: Check) -> Checked:
+    """Checks all schemas of a request. Raises InvalidRequest."""
+    if order.output:
+        check_schema(json.loads(order.output), OUTPUT)
+    strict = tuple(_strict(schema, wanted, at) for at, (schema, wanted) in enumerate(order.tools))
+    if not (order.constrained or any(strict)):
+        return Checked(strict, ())
+    schemas = (
+        json.dumps((fit if exact else lenient)(json.loads(schema))) if schema else ""
+        for (schema, _), exact in zip(order.tools, strict, strict=True)
+    )
+    return Checked(strict, tuple(schemas))
+
+
+def _strict(schema: str, wanted: bool | None, at: int) -> bool:
+    if not schema or wanted is False:
+        return wanted is not False
+    try:
+        check_schema(json.loads(schema), f"tools[{at}].parameters")
+    except InvalidRequest:
+        if wanted:
+            raise
+        return False
+    return True
+
+
+def _prepare(_: BlockingChannel[ToChecker]) -> child.Work:
+    lenient({"type": "object", "properties": {"a": {"type": "string", "format": "date"}}})  # imports everything
+    return child.Work(
+        memory_bytes=MEMORY_BYTES,
+        cpu_seconds=lambda _: CPU_SECONDS,
+        answer=_answer,
+        no_memory="the request's schemas need more memory than schemas may have",
+    )
+
+
+def _answer(order: Check) -> Checked:
+    try:
+        return checked(order)
+    except InvalidRequest as error:
+        raise Refusal(error.message, error.param or "") from None
+
+
+if __name__ == "__main__":
+    child.run(ToChecker, _prepare)

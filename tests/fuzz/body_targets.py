@@ -13,7 +13,7 @@ from services.rest.openai.body import json_body
 from services.text.api import completions, embeddings
 from services.text.api.chat import openai_request as chat
 from services.text.api.responses import openai_request as responses
-from services.text.grammar import grammar_of
+from services.text.chat import grammar_of
 from services.text.parsers import dialect as dialects
 from tests.fuzz.fuzz_target import FuzzTarget
 from tests.text.checked_request import checked_request

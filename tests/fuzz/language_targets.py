@@ -8,12 +8,20 @@ import zlib
 from typing import Any
 
 from services.errors import AllmError
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool
+from services.text.chat import grammar_of
+from services.text.conversation import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    ChatRequest,
+    Message,
+    OutputFormat,
+    ParsedEvent,
+    Tool,
+)
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import grammar_of
 from services.text.parsers import dialect as dialects
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from services.text.schema import check_schema, check_size
 from tests.fuzz.built_schema import built_schema
 from tests.fuzz.fuzz_target import FuzzTarget

@@ -7,7 +7,7 @@ import atexit
 from functools import cache
 
 from services.text.conversation import Message, Tool, ToolCall
-from services.text.rendering.template_process import TemplateProcess
+from services.text.template_process import TemplateProcess
 from tests.fuzz.fuzz_target import FuzzTarget
 
 CPU_SECONDS = 1.0  # for one template or conversation; a service gives more

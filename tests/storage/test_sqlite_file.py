@@ -15,7 +15,6 @@ from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
 from services.residency.memory.ledger_file import LedgerFile
 from services.storage.sqlite_file import WAL_BYTES, WAL_PAGES, SqliteFile
-from services.text.responses import rows
 from services.text.responses.sqlite_store import Database as ResponseDatabase
 
 KINDS = ("catalog", "ledger", "responses", "tokens")
@@ -25,7 +24,7 @@ async def opened(kind: str, path: Path) -> SqliteFile:
     if kind == "catalog":
         return await Database.open(path, MIGRATIONS)
     if kind == "responses":
-        return await ResponseDatabase.open(path, rows.SCHEMA, rows.VERSION)
+        return await ResponseDatabase.open(path)
     if kind == "tokens":
         return await TokenFile.open(path)
     ledger = LedgerFile(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.text import limits
 from services.text.conversation import ChatRequest
-from services.text.schemas.__main__ import checked
-from services.text.schemas.checker import order_of, settled
+from services.text.schema import checked
+from services.text.schema_checker import order_of, settled
 
 
 def checked_request(request: ChatRequest) -> ChatRequest:

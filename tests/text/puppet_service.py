@@ -23,16 +23,16 @@ from services.residency.manager import ModelManager
 from services.settings.settings import load_settings
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
+from services.text.api.completions import Completions
+from services.text.api.embeddings import Embeddings
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.chat import Chat
-from services.text.completions import Completions
-from services.text.embeddings import Embeddings
 from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels, TextResident
-from services.text.rendering.template_process import TemplateProcess
 from services.text.responses.responses import Responses
-from services.text.schemas.checker import SchemaChecker
+from services.text.schema_checker import SchemaChecker
+from services.text.template_process import TemplateProcess
 from tests.puppet_worker import PuppetWorker
 from tests.stack import MODEL
 

@@ -16,7 +16,7 @@ import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service_pb2_grpc
 
-from services.text.embeddings import MAX_INPUTS
+from services.text.api.embeddings import MAX_INPUTS
 from tests.minilm import ENCODER, LIMIT, SIZE, unpack, write_gguf
 from tests.stack import MODEL, Stack
 from tests.text.service import PATIENCE_SECONDS, Reply, error_of, listed

@@ -16,7 +16,7 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES as PROMISED
 from services.settings.settings import load_settings
 from services.text.engine.__main__ import RUNTIMES
-from services.text.engine.encoder import Encoder
+from services.text.engine.embedding_loop import Encoder
 from services.text.engine.runtime import Runtime
 from services.text.manager import WORKER_MODULE, TextManager, vllm_environ
 from services.text.memory_estimate import TextMemoryEstimate

@@ -270,7 +270,7 @@ def result(call: ToolCall, content: str = "done") -> Message:
 
 def test_calls_and_their_results_are_paired() -> None:
     history = (USER, calling(FIRST, SECOND, content="Look.", reasoning="Hm."), result(SECOND), result(FIRST), USER)
-    assert one_call_each(history) == (
+    assert tuple(one_call_each(history)) == (
         USER,
         calling(FIRST, content="Look.", reasoning="Hm."),
         result(FIRST),
@@ -282,7 +282,7 @@ def test_calls_and_their_results_are_paired() -> None:
 
 def test_results_of_other_calls_stay() -> None:
     stray = Message(role="tool", content="of nobody", tool_call_id="x")
-    assert one_call_each((calling(FIRST, SECOND), stray, result(FIRST))) == (
+    assert tuple(one_call_each((calling(FIRST, SECOND), stray, result(FIRST)))) == (
         calling(FIRST),
         result(FIRST),
         calling(SECOND),
@@ -292,8 +292,8 @@ def test_results_of_other_calls_stay() -> None:
 
 def test_single_calls_and_other_messages_stay_as_they_are() -> None:
     history = (USER, calling(FIRST), result(FIRST), Message(role="assistant", content="Hi."), USER)
-    assert one_call_each(history) == history
-    assert one_call_each(()) == ()
+    assert tuple(one_call_each(history)) == history
+    assert tuple(one_call_each(())) == ()
 
 
 def test_all_systems_speak_first_and_together() -> None:

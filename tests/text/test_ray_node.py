@@ -98,7 +98,7 @@ class Node:
     def ended(self) -> int:
         """Waits for the exit status and checks that no process it started is left."""
         status = self.process.wait(SECONDS)
-        for pid, _ in (*self.started("ray.scripts"), *self.started("ray_gathering")):
+        for pid, _ in (*self.started("ray.scripts"), *self.started("ray_node")):
             assert not Path(f"/proc/{pid}").exists()
         return status
 
@@ -119,7 +119,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Node]]:
         if node.process.poll() is None:
             node.process.kill()
             node.process.wait()
-        for pid, _ in (*node.started("ray.scripts"), *node.started("ray_gathering")):
+        for pid, _ in (*node.started("ray.scripts"), *node.started("ray_node")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -138,13 +138,13 @@ def test_a_leader_serves_once_all_machines_are_there_and_drains(start: Callable[
     _, arguments = node.ray()
     assert {"--head", f"--port={HEAD_PORT}", "--block"} <= set(arguments.split())
     assert {"--node-ip-address=10.0.0.1", "--num-gpus=4", "NCCL="} <= set(arguments.split())
-    node.wait(lambda: node.started("ray_gathering"))
-    assert f" gather 10.0.0.1:{HEAD_PORT} 2 " in node.started("ray_gathering")[0][1]
+    node.wait(lambda: node.started("ray_node"))
+    assert f" gather 10.0.0.1:{HEAD_PORT} 2 " in node.started("ray_node")[0][1]
     children = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
     assert len(children.read_text().split()) == 2, "no service yet"
     node.gather()
     node.wait(node.serves)
-    assert f" watch 10.0.0.1:{HEAD_PORT} 2 " in node.started("ray_gathering")[1][1]
+    assert f" watch 10.0.0.1:{HEAD_PORT} 2 " in node.started("ray_node")[1][1]
     node.process.terminate()
     assert node.ended() == 0
     assert '"draining"' in node.output()
@@ -156,7 +156,7 @@ def test_a_leader_that_has_lost_something_ends(start: Callable[..., Node], tmp_p
     node = start("leader", "--ip=10.0.0.1", "--gpus=4", "--nodes=2")
     node.gather()
     pid, _ = node.ray()
-    node.wait(lambda: len(node.started("ray_gathering")) == 2)
+    node.wait(lambda: len(node.started("ray_node")) == 2)
     if what == "Ray's head":
         os.kill(pid, signal.SIGKILL)
     else:
@@ -167,7 +167,7 @@ def test_a_leader_that_has_lost_something_ends(start: Callable[..., Node], tmp_p
 
 def test_a_leader_may_be_stopped_while_it_waits_for_the_others(start: Callable[..., Node]) -> None:
     node = start("leader", "--ip=10.0.0.1", "--gpus=4", "--nodes=2")
-    node.wait(lambda: node.started("ray_gathering"))
+    node.wait(lambda: node.started("ray_node"))
     node.process.terminate()
     assert node.ended() == 0
 

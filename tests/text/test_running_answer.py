@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 
 from services.errors import Internal
-from services.text.conversation import ToolCall, Usage
+from services.text.conversation import (
+    AnswerEvent,
+    CallArguments,
+    CallStarted,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    Usage,
+)
 from services.text.engine.messages import Piece, TokenLogprob
 from services.text.loaded import Answer
 from services.text.parsers.dialect import choose
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from services.text.running_answer import Choice, Completion
 from tests.case import case
 

@@ -15,7 +15,7 @@ from services.telemetry import metrics
 from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
-from services.text.rendering.template_process import TemplateProcess
+from services.text.template_process import TemplateProcess
 from services.worker.messages import Phase
 from tests.puppet_worker import PuppetWorker
 

@@ -19,7 +19,7 @@ import pytest
 from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
 
 from services.cli.serve.serve import MOVES
-from services.text.llama_library import llama_devices, llama_library
+from services.text.runtime_availability import llama_devices, llama_library
 from tests.demo_model import demo_model
 from tests.operator_side import PATIENCE_SECONDS, Operator, Reply
 from tests.stack import MODEL, environment, running_stack

@@ -34,7 +34,7 @@ from services.settings.gateway_settings import AuthSettings
 from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 from services.settings.trace_settings import ENDPOINT, EXTRA
-from services.text.llama_library import BUILDS, llama_library
+from services.text.runtime_availability import BUILDS, llama_library
 
 # The packages of the extra `audio`, which the audio service and its processes import.
 AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart", "tiktoken")

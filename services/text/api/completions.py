@@ -1,4 +1,5 @@
-"""POST /v1/completions, OpenAI's legacy Completions: reads and checks requests, builds responses and chunks.
+"""POST /v1/completions, OpenAI's legacy Completions: continues a text or tokens, without conversation, template or
+markup.
 
 Reference: https://platform.openai.com/docs/api-reference/completions. A parameter of OpenAI's API that allm does not
 support is rejected by name. The extensions are those of Chat Completions.
@@ -6,12 +7,16 @@ support is rejected by name. The extensions are those of Chat Completions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from google.api import httpbody_pb2
 
-from services.errors import InvalidRequest, Unsupported
+from services.auth.caller import current_caller
+from services.errors import ContextLengthExceeded, InvalidRequest, Unsupported
+from services.models.store import StoredModel
 from services.rest.openai import body, sse
 from services.rest.openai.body import json_body
 from services.rpc.call import Call
@@ -19,17 +24,63 @@ from services.text import limits
 from services.text.api.chat.openai import usage_object
 from services.text.api.chat.openai_request import StreamOptions
 from services.text.api.openai_sampling import SamplingBody, refuse_others, sampling_of
-from services.text.completions import CompletionRequest, Completions, Prompt
-from services.text.conversation import Usage
+from services.text.conversation import Finished, TextDelta, Usage
 from services.text.engine.messages import TokenLogprob
+from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
-from services.text.parsers.events import Finished, TextDelta
-from services.text.running_answer import AnswerContent, Completion
+from services.text.running_answer import AnswerContent, Choice, Completion
 
 DEFAULT_TOKENS = 16  # OpenAI's default of `max_tokens`
 MAX_PROMPTS = 128
 MAX_ANSWERS = 128  # prompts times choices
 MAX_LOGPROBS = 5
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """Prompts to continue, with `choices` continuations for each, in the order of the prompts."""
+
+    model: str  # id or alias
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    choices: int = 1
+    logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
+
+
+class Completions:
+    """Continues texts."""
+
+    def __init__(self, models: TextModels) -> None:
+        self._models = models
+
+    @asynccontextmanager
+    async def complete(self, stored: StoredModel, request: CompletionRequest, client: str) -> AsyncIterator[Completion]:
+        """Runs a completion while the block runs; leaving it early stops the model.
+
+        Raises:
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
+            ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
+            Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
+        """
+        caller = current_caller()
+        await caller.admit()
+        async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
+            choices = []
+            for prompt in request.prompts:
+                for number in range(request.choices):
+                    answer = await stack.enter_async_context(
+                        model.generate(client, prompt, request.sampling.for_choice(number), logprobs=request.logprobs)
+                    )
+                    choices.append(Choice(answer, parser=None))
+            completion = Completion(stored.id, choices, prefix="cmpl", prompts=len(request.prompts))
+            stack.callback(lambda: caller.spend(completion.computed))
+            stack.push_async_callback(completion.close)
+            try:
+                yield completion
+            except ContextLengthExceeded as error:
+                raise ContextLengthExceeded(error.message, param="prompt") from error
 
 
 class LegacyRequest(SamplingBody, kw_only=True):

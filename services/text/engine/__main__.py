@@ -76,7 +76,7 @@ def _generating(runtime: Runtime, options: EngineOptions, inbox: Inbox, send: Ca
 
 def _scheduled(model: Any, options: EngineOptions, inbox: Inbox, send: Callable[[object], None]) -> RequestLoop:
     """Creates the loop for a model with its own scheduler."""
-    from services.text.engine.runtimes.vllm.loop import VllmLoop  # noqa: PLC0415 (it is there where the model is)
+    from services.text.engine.runtimes.vllm.model import VllmLoop  # noqa: PLC0415 (it is there where the model is)
 
     return VllmLoop(model, _limits(options, 0), inbox, send, model.pace(options))
 

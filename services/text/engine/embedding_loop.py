@@ -11,12 +11,13 @@ import heapq
 import math
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from services.text.engine.encoder import Encoder, Tokens, Vectors
 from services.text.engine.messages import (
     MAX_EMBEDDED_TOKENS,
     USUAL_BYTES,
@@ -25,6 +26,7 @@ from services.text.engine.messages import (
     Embed,
     Embedded,
     Encoded,
+    EncoderReady,
 )
 from services.text.engine.preparation import Preparing
 from services.worker.loop import DEADLINE_PASSED, Pace, WorkerLoop, expired
@@ -34,6 +36,23 @@ LEAST_TOKENS = 512  # of a batch: smaller batches are no faster, even on the slo
 QUEUE_TOKENS = 1_200_000  # four of the largest requests
 # An input of up to so many bytes is always tokenized: white space and single long words have few tokens.
 LEAST_INPUT_BYTES = 64 * 1024
+
+Tokens = NDArray[np.int32]  # [tokens]
+Vectors = NDArray[np.float32]  # [inputs, dimensions]
+
+
+class Encoder(Protocol):
+    """A loaded embedding model. Another thread than the loop's may call `tokenize` during an `encode`."""
+
+    ready: EncoderReady
+    batch_inputs: int  # maximum inputs of one `encode`
+    normalised: bool  # whether the loop normalises its vectors to length one
+
+    def tokenize(self, text: str) -> Tokens:
+        """Returns the token ids of an input, with the model's special tokens around it."""
+
+    def encode(self, inputs: Sequence[Tokens]) -> Vectors:
+        """Returns the pooled vectors of the inputs, in order, not normalised. No input exceeds the context."""
 
 
 @dataclass(slots=True)

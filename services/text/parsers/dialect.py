@@ -12,19 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.text.conversation import ParsedEvent
 from services.text.parsers import harmony, json_calls, xml_calls
-from services.text.parsers.events import ParsedEvent
-from services.text.parsers.reader import Reader, Reading
-from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_schema import Tools, ToolShape, by_name
+from services.text.parsers.reader import Reader, Reading, thoughts
+from services.text.parsers.tool_grammar import Tools, ToolShape
 
 
-class Parser(Protocol):
-    """An incremental parser of one answer."""
+class Parser:
+    """An incremental parser of one answer, which runs a dialect's generator."""
+
+    def __init__(self, read: Callable[[Reader], Reading[None]]) -> None:
+        self._reader = Reader()
+        self._steps = read(self._reader)
 
     def push(self, text: str) -> list[ParsedEvent]:
         """Adds text and returns the events that are now certain."""
-        ...
+        self._reader.feed(text)
+        next(self._steps, None)
+        return self._reader.take_events()
 
     def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
         """Ends the text and returns the remaining events. An incomplete call is returned as far as it was read.
@@ -32,24 +37,6 @@ class Parser(Protocol):
         `cut`: the length limit truncated the answer. Incomplete markup at its end is then dropped instead of becoming
         text.
         """
-        ...
-
-
-class ReadingParser:
-    """A parser that runs a dialect's generator."""
-
-    def __init__(self, read: Callable[[Reader], Reading[None]]) -> None:
-        self._reader = Reader()
-        self._steps = read(self._reader)
-
-    def push(self, text: str) -> list[ParsedEvent]:
-        """See Parser."""
-        self._reader.feed(text)
-        next(self._steps, None)
-        return self._reader.take_events()
-
-    def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
-        """See Parser."""
         self._reader.end(cut=cut)
         for _ in self._steps:
             pass
@@ -84,17 +71,14 @@ class Dialect:
 
         `reasoning_open`: the prompt ends inside a reasoning block.
         """
-        return ReadingParser(lambda reader: self.read(reader, by_name(tools), reasoning_open))
+        schemas = {tool.name: tool.schema for tool in tools}
+        return Parser(lambda reader: self.read(reader, schemas, reasoning_open))
 
 
 def _read_plain(reader: Reader, _: Tools, reasoning_open: bool) -> Reading[None]:
     """Reads text after optional reasoning, of models that do not support tools."""
     yield from thoughts(reader, is_open=reasoning_open)
     yield from reader.until((), reader.content)
-
-
-def _no_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    return ""
 
 
 HARMONY = Dialect("harmony", True, True, harmony.read_harmony, harmony.harmony_grammar)
@@ -107,7 +91,7 @@ HERMES = Dialect("hermes", True, True, json_calls.read_hermes, json_calls.hermes
 LLAMA3 = Dialect("llama3", True, True, json_calls.read_llama3, json_calls.llama3_grammar)
 # For templates without tools, or with an unknown tool format: the prompt describes the tools in the most common format.
 HERMES_IN_PROMPT = Dialect("hermes-in-prompt", False, False, json_calls.read_hermes, json_calls.hermes_grammar)
-PLAIN = Dialect("plain", False, False, _read_plain, _no_grammar)
+PLAIN = Dialect("plain", False, False, _read_plain, lambda tools, *, required, parallel: "")
 
 # The first dialect whose patterns all match the template is chosen.
 _SIGNS: tuple[tuple[Dialect, tuple[str, ...]], ...] = (

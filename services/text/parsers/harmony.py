@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from services.text.parsers import lark
 from services.text.parsers.reader import Reader, Reading
-from services.text.parsers.tool_schema import Tools, ToolShape
+from services.text.parsers.tool_grammar import TEXT_RULE, Tools, ToolShape, arguments_rule, literal, numbered
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -32,17 +31,13 @@ MAX_PART = 128
 
 def harmony_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect. These models make one call at a time, optionally after reasoning."""
-    names = [lark.literal(f"commentary to={_NAMESPACE}{tool.name} ") for tool in tools]
-    calls = [
-        f'call_{number}: {CHANNEL} {name} {CONSTRAIN} "json" {MESSAGE} {lark.arguments(tool)}'
-        for number, (name, tool) in enumerate(zip(names, tools, strict=True))
-    ]
+    headers = [f"{CHANNEL} {literal(f'commentary to={_NAMESPACE}{tool.name} ')} {CONSTRAIN}" for tool in tools]
+    calls = [f'{header} "json" {MESSAGE} {arguments_rule(tool)}' for header, tool in zip(headers, tools, strict=True)]
     rules = [
-        f"call_body: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
         f'call_thought: {CHANNEL} "analysis" {MESSAGE} CALL_TEXT <|end|> {START} "assistant"',
         f'call_preamble: {CHANNEL} "commentary" {MESSAGE} CALL_TEXT <|end|> {START} "assistant"',
-        lark.TEXT,
-        *calls,
+        TEXT_RULE,
+        *numbered("call_body", calls),
     ]
     if required:
         return "\n".join(["start: call_thought? call_preamble? call_body", *rules])

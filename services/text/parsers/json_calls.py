@@ -11,13 +11,21 @@ after a mark.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from services.text.parsers import json_text, lark
-from services.text.parsers.reader import MIN_MARK, Reader, Reading
-from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_schema import Tools, ToolShape
+from services.text.parsers.reader import MIN_MARK, Emit, Reader, Reading, thoughts
+from services.text.parsers.tool_grammar import (
+    Tools,
+    ToolShape,
+    arguments_rule,
+    call_rule,
+    listed,
+    literal,
+    marked,
+    numbered,
+)
 
 ARGUMENTS = ("arguments", "parameters")
 # Keys that models add and that are ignored.
@@ -32,12 +40,16 @@ LLAMA3_SEPARATOR = ";"
 MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _MISTRAL_NAME_END = re.compile(r"[\[{\s]")
 _MISTRAL_ID_END = re.compile(r"[\[{]")
+# The structure of JSON outside strings. `<` never occurs there; it begins the markup after a call.
+_STRUCTURE = re.compile(r'["{}\[\]<]')
+_STRING = re.compile(r'["\\]')
+_SCALAR_END = re.compile(r"[,\]}<\s]")
 
 
 def hermes_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect."""
-    bodies = [f'"\\n" {lark.call_object(tool, "arguments")} {lark.literal(chr(10) + HERMES_CLOSE)}' for tool in tools]
-    return lark.marked(HERMES_OPEN, bodies, "\n", required=required, parallel=parallel)
+    bodies = [f'"\\n" {call_rule(tool, "arguments")} {literal(chr(10) + HERMES_CLOSE)}' for tool in tools]
+    return marked(HERMES_OPEN, bodies, "\n", required=required, parallel=parallel)
 
 
 def read_hermes(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
@@ -48,8 +60,8 @@ def read_hermes(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[N
 
 def nemotron_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect."""
-    bodies = [lark.call_object(tool, "arguments") for tool in tools]
-    return lark.listed(NEMOTRON_OPEN, NEMOTRON_CLOSE, bodies, required=required, parallel=parallel)
+    bodies = [call_rule(tool, "arguments") for tool in tools]
+    return listed(NEMOTRON_OPEN, NEMOTRON_CLOSE, bodies, required=required, parallel=parallel)
 
 
 def read_nemotron(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
@@ -60,9 +72,8 @@ def read_nemotron(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading
 
 def llama3_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect."""
-    rules = [f"call_body: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
-    rules += [f"call_{number}: {lark.call_object(tool, 'parameters')}" for number, tool in enumerate(tools)]
-    calls = f"call_body ({lark.literal(LLAMA3_SEPARATOR + ' ')} call_body)*" if parallel else "call_body"
+    rules = numbered("call_body", [call_rule(tool, "parameters") for tool in tools])
+    calls = f"call_body ({literal(LLAMA3_SEPARATOR + ' ')} call_body)*" if parallel else "call_body"
     if required:
         return "\n".join([f"start: {calls}", *rules])
     # Without a mark, only the first character distinguishes a call from text.
@@ -98,14 +109,14 @@ def _llama3_calls(reader: Reader, tools: Tools) -> Reading[bool]:
 
 def mistral_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect. The form with `[ARGS]`."""
-    bodies = [f"{lark.literal(tool.name + MISTRAL_ARGS)} {lark.arguments(tool)}" for tool in tools]
-    return lark.marked(MISTRAL_OPEN, bodies, "", required=required, parallel=parallel)
+    bodies = [f"{literal(tool.name + MISTRAL_ARGS)} {arguments_rule(tool)}" for tool in tools]
+    return marked(MISTRAL_OPEN, bodies, "", required=required, parallel=parallel)
 
 
 def mistral_list_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
     """See Dialect. The list form."""
-    bodies = [lark.call_object(tool, "arguments") for tool in tools]
-    return lark.listed(MISTRAL_OPEN, "", bodies, required=required, parallel=parallel)
+    bodies = [call_rule(tool, "arguments") for tool in tools]
+    return listed(MISTRAL_OPEN, "", bodies, required=required, parallel=parallel)
 
 
 def read_mistral(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
@@ -130,7 +141,7 @@ def _mistral_call(reader: Reader, tools: Tools) -> Reading[bool]:
     yield from reader.skip(MISTRAL_ARGS)
     yield from reader.skip_space()
     if (yield from reader.peek()) == "{":
-        yield from json_text.value(reader, reader.arguments)
+        yield from _json_value(reader, reader.arguments)
     reader.end_call()
     return True
 
@@ -158,23 +169,23 @@ def marked_calls(
 
 def call_objects(reader: Reader, tools: Tools) -> Reading[bool]:
     """Reads one call, or a list of calls. Returns False, without an event, if the text is not a call."""
-    if not (yield from json_text.symbol(reader, "[")):
+    if not (yield from reader.skip("[")):
         return (yield from call_object(reader, tools))
     if not (yield from call_object(reader, tools)):
         return False
     while True:
         reader.hold()
-        if (yield from json_text.symbol(reader, "]")):
+        if (yield from reader.skip("]")):
             reader.release()
             return True
-        if not (yield from json_text.symbol(reader, ",")) or not (yield from call_object(reader, tools)):
+        if not (yield from reader.skip(",")) or not (yield from call_object(reader, tools)):
             reader.back()
             return True
 
 
 def call_object(reader: Reader, tools: Tools) -> Reading[bool]:
     """Reads exactly one call. Returns False, without an event, if the text is not a call."""
-    if not (yield from json_text.symbol(reader, "{")):
+    if not (yield from reader.skip("{")):
         return False
     return (yield from _CallObject(reader, tools).read())
 
@@ -189,13 +200,13 @@ class _CallObject:
     def read(self) -> Reading[bool]:
         going = True
         while going:
-            key = yield from json_text.string(self._reader, _KEYS)
-            if key is None or not (yield from json_text.symbol(self._reader, ":")):
+            key = yield from _json_string(self._reader, _KEYS)
+            if key is None or not (yield from self._reader.skip(":")):
                 break
             if not (yield from self._entry(key)):
                 break
-            going = yield from json_text.symbol(self._reader, ",")
-        whole = not going and (yield from json_text.symbol(self._reader, "}"))
+            going = yield from self._reader.skip(",")
+        whole = not going and (yield from self._reader.skip("}"))
         if self._started:
             if whole and self._arguments is None:
                 self._reader.arguments("{}")
@@ -204,16 +215,16 @@ class _CallObject:
 
     def _entry(self, key: str) -> Reading[bool]:
         if key == "name" and not self._started:
-            name = yield from json_text.string(self._reader, self._tools)
+            name = yield from _json_string(self._reader, self._tools)
             if name is None or name not in self._tools:
                 return False
             self._start(name)
             return True
         if key in ARGUMENTS and self._arguments is None:
             self._arguments = []
-            return (yield from json_text.arguments(self._reader, self._emit))
+            return (yield from _json_arguments(self._reader, self._emit))
         if key in _IGNORED:
-            return (yield from json_text.value(self._reader, lambda _: None))
+            return (yield from _json_value(self._reader, lambda _: None))
         return False
 
     def _start(self, name: str) -> None:
@@ -227,3 +238,91 @@ class _CallObject:
             self._reader.arguments(text)
         elif self._arguments is not None:
             self._arguments.append(text)
+
+
+# --- JSON, read as strictly as it takes to find the end of a value
+
+
+def _json_string(reader: Reader, known: Iterable[str]) -> Reading[str | None]:
+    """Reads optional whitespace and a string. Returns None if no complete string follows.
+
+    If the answer ends within the string and no name in `known` starts with it, the text being read is not markup.
+    """
+    yield from reader.skip_space()
+    if (yield from reader.peek()) != '"':
+        return None
+    pieces: list[str] = []
+    if not (yield from _json_value(reader, pieces.append)):
+        reader.check_prefix(known, "".join(pieces)[1:])
+        return None
+    found = parsed_json("".join(pieces))
+    return found if isinstance(found, str) else None
+
+
+def _json_value(reader: Reader, emit: Emit) -> Reading[bool]:
+    """Passes a value on unchanged. Returns False if it is incomplete, at the end or before markup."""
+    yield from reader.skip_space()
+    first = yield from reader.peek()
+    if first == '"':
+        emit((yield from reader.take(1)))
+        return (yield from _json_rest_of_string(reader, emit))
+    if first and first in "{[":
+        return (yield from _json_nested(reader, emit))
+    pieces: list[str] = []
+    yield from reader.scan(_SCALAR_END, pieces.append)
+    for piece in pieces:
+        emit(piece)
+    return bool(pieces)
+
+
+def _json_arguments(reader: Reader, emit: Emit) -> Reading[bool]:
+    """Passes on a call's arguments, decoded if they are a string that holds JSON."""
+    yield from reader.skip_space()
+    first = yield from reader.peek()
+    if first and first in "{[":
+        return (yield from _json_value(reader, emit))
+    pieces: list[str] = []
+    whole = yield from _json_value(reader, pieces.append)
+    text = "".join(pieces)
+    found = parsed_json(text) if whole else text
+    emit(found if isinstance(found, str) else "{}" if found is None and text == "null" else text)
+    return whole
+
+
+def parsed_json(text: str) -> object:
+    """Parses JSON text. Returns None for invalid JSON as well as for `null`."""
+    try:
+        return json.loads(text, strict=False, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _json_nested(reader: Reader, emit: Emit) -> Reading[bool]:
+    depth = 0
+    while char := (yield from reader.scan(_STRUCTURE, emit)):
+        if char == "<":
+            return False
+        emit((yield from reader.take(1)))
+        if char == '"':
+            if not (yield from _json_rest_of_string(reader, emit)):
+                return False
+        elif char in "{[":
+            depth += 1
+        elif char in "}]":
+            depth -= 1
+            if not depth:
+                return True
+    return False
+
+
+def _json_rest_of_string(reader: Reader, emit: Emit) -> Reading[bool]:
+    while char := (yield from reader.scan(_STRING, emit)):
+        # A backslash and the character after it are read together.
+        emit((yield from reader.take(1 if char == '"' else 2)))
+        if char == '"':
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""The incremental text of an answer, the read position in it, and the events so far.
+"""The incremental text of an answer, the read position in it, and the events so far; the reasoning before an answer.
 
 Methods that may need more text are generators: they yield while they wait, and continue when text arrives.
 Their results depend on the text alone, never on how it was split.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
+from services.text.conversation import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -21,6 +21,9 @@ SPACE = " \t\r\n"
 MAX_HELD = 2048
 # The minimum length of an incomplete mark at the end of a truncated answer; a single character may be text.
 MIN_MARK = 2
+THINK = "<think>"
+# The opening and closing mark of a reasoning block; the second one is of the Mistral models.
+BLOCKS = {THINK: "</think>", "[THINK]": "[/THINK]"}
 
 
 class _Spacing:
@@ -294,3 +297,39 @@ class Reader:
     def end_call(self) -> None:
         """Emits the end of the current call."""
         self._events.append(CallEnded(self._calls - 1))
+
+
+def thoughts(reader: Reader, *, is_open: bool, opener: str = THINK) -> Reading[None]:
+    """Reads the blocks of reasoning before an answer, which may mention such a mark. `is_open`: the prompt ends with
+    `opener`.
+    """
+    if is_open:
+        # Some models repeat the opener of their prompt.
+        if not (yield from reader.skip(opener)):
+            _drop_cut_mark(reader)
+        yield from _thought(reader, BLOCKS[opener])
+    while True:
+        reader.hold()
+        yield from reader.skip_space()
+        found = yield from reader.starts(*BLOCKS)
+        if not found:
+            if not _drop_cut_mark(reader):
+                reader.back()
+            return
+        yield from reader.take(len(found))
+        yield from _thought(reader, BLOCKS[found])
+
+
+def _drop_cut_mark(reader: Reader) -> bool:
+    """Drops a mark within which the answer was truncated. Returns True if there was one."""
+    if not reader.broken_off or len(reader.rest) < MIN_MARK:
+        return False
+    reader.drop()
+    return True
+
+
+def _thought(reader: Reader, closer: str) -> Reading[None]:
+    reader.release()
+    if (yield from reader.until((closer,), reader.reasoning)):
+        yield from reader.take(len(closer))
+        reader.end_reasoning()

@@ -26,12 +26,21 @@ import json
 import re
 from collections.abc import Sequence
 
-from services.text.parsers import lark
-from services.text.parsers.json_calls import marked_calls
-from services.text.parsers.json_text import parsed
-from services.text.parsers.reader import Reader, Reading
-from services.text.parsers.reasoning import thoughts
-from services.text.parsers.tool_schema import ANY, STRING, Schema, Tools, ToolShape, properties, type_of, types
+from services.text.parsers.json_calls import marked_calls, parsed_json
+from services.text.parsers.reader import Reader, Reading, thoughts
+from services.text.parsers.tool_grammar import (
+    ANY,
+    STRING,
+    Schema,
+    Tools,
+    ToolShape,
+    literal,
+    marked,
+    properties,
+    type_of,
+    types,
+    value_rules,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 GLM_KEY, GLM_END_KEY = "<arg_key>", "</arg_key>"
@@ -48,14 +57,14 @@ def glm_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -
     """See Dialect. Line breaks are optional because not all models of the family write them."""
     bodies, values = [], []
     for number, tool in enumerate(tools):
-        body, rules = lark.named_values(tool, _glm_head, GLM_END_VALUE, f"call_value_{number}")
-        bodies.append(f'{lark.literal(tool.name)} {body} "\\n"? {lark.literal(CLOSE)}')
+        body, rules = value_rules(tool, _glm_head, GLM_END_VALUE, f"call_value_{number}")
+        bodies.append(f'{literal(tool.name)} {body} "\\n"? {literal(CLOSE)}')
         values += rules
-    return "\n".join([lark.marked(OPEN, bodies, "\n", required=required, parallel=parallel), *values])
+    return "\n".join([marked(OPEN, bodies, "\n", required=required, parallel=parallel), *values])
 
 
 def _glm_head(name: str) -> str:
-    return f'"\\n"? {lark.literal(f"{GLM_KEY}{name}{GLM_END_KEY}")} "\\n"? {lark.literal(GLM_VALUE)}'
+    return f'"\\n"? {literal(f"{GLM_KEY}{name}{GLM_END_KEY}")} "\\n"? {literal(GLM_VALUE)}'
 
 
 def read_glm(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
@@ -98,15 +107,15 @@ def qwen_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) 
     """See Dialect."""
     bodies, values = [], []
     for number, tool in enumerate(tools):
-        body, rules = lark.named_values(tool, _qwen_head, f"\n{END_PARAMETER}\n", f"call_value_{number}")
-        begin = lark.literal(f"\n{FUNCTION}{tool.name}>\n")
-        bodies.append(f"{begin} {body} {lark.literal(f'{END_FUNCTION}{chr(10)}{CLOSE}')}")
+        body, rules = value_rules(tool, _qwen_head, f"\n{END_PARAMETER}\n", f"call_value_{number}")
+        begin = literal(f"\n{FUNCTION}{tool.name}>\n")
+        bodies.append(f"{begin} {body} {literal(f'{END_FUNCTION}{chr(10)}{CLOSE}')}")
         values += rules
-    return "\n".join([lark.marked(OPEN, bodies, "\n", required=required, parallel=parallel), *values])
+    return "\n".join([marked(OPEN, bodies, "\n", required=required, parallel=parallel), *values])
 
 
 def _qwen_head(name: str) -> str:
-    return lark.literal(f"{PARAMETER}{name}>\n")
+    return literal(f"{PARAMETER}{name}>\n")
 
 
 def read_qwen(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
@@ -188,7 +197,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     """Converts a bare value to JSON text. It becomes a string if the schema allows strings and not its JSON type."""
     bare = text.strip()
     bare = _PYTHON.get(bare, bare)
-    value = parsed(bare)
+    value = parsed_json(bare)
     if value is None and bare != "null":
         return _quoted(text)
     kind = type_of(value)

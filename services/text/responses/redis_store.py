@@ -31,7 +31,7 @@ from services.errors import StoreUnavailable
 from services.settings.setting import SettingError
 from services.text.responses import redis_scripts, store
 from services.text.responses.response import Event, Item, Response, Status
-from services.text.responses.rows import body_of, encode, event_of, failure_of, item_of, response_of
+from services.text.responses.store import body_of, encode, event_of, failure_of, item_of, response_of
 
 log = logging.getLogger(__name__)
 

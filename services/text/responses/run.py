@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from services.errors import AllmError
+from services.text.conversation import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.engine.messages import TokenLogprob
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.responses.response import (
     Delta,
     DeltaDone,
@@ -47,10 +47,12 @@ class Run:
         response: Response,
         completion: Completion,
         first: Sequence[tuple[int, AnswerEvent]],
-        keep: Keep,
+        keep: Keep | None,
         opening: Sequence[Literal["created", "in_progress"]] = ("created", "in_progress"),
     ) -> None:
-        """`first`: events that the completion has already produced; `keep` stores the final state before it is sent."""
+        """`first`: events that the completion has already produced. `keep` stores the final state before it is sent;
+        None: the caller stores it.
+        """
         self.response = response
         self.failure: AllmError | None = None
         self._completion = completion
@@ -92,7 +94,8 @@ class Run:
             ended = self._ended("incomplete", usage=usage, incomplete="max_output_tokens")
         else:
             ended = self._ended("completed", usage=usage, completed=time.time())
-        await self._keep(ended)  # before the final event: its receiver may continue from the response immediately
+        if self._keep:  # before the final event: its receiver may continue from the response immediately
+            await self._keep(ended)
         self.response = ended
         batch.append(Progress("incomplete" if ended.incomplete else "completed", ended))
 
@@ -101,7 +104,8 @@ class Run:
         batch += self._output.end("incomplete")
         self.response = self._ended("failed", failure=failure_of(error))
         with contextlib.suppress(AllmError):  # the store itself may have failed
-            await self._keep(self.response)
+            if self._keep:
+                await self._keep(self.response)
         batch.append(Progress("failed", self.response))
 
     def _ended(self, status: Status, **changes: object) -> Response:

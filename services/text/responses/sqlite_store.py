@@ -1,6 +1,6 @@
 """Stored responses in a SQLite file, which the text replicas of one host share.
 
-Every write is a transaction. The tables are defined in rows.py.
+Every write is a transaction. Items are stored separately from their response, so that each is written once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,46 @@ from pathlib import Path
 import msgspec
 
 from services.storage.sqlite_file import SharedSqliteFile
-from services.text.responses import rows, store
+from services.text.responses import store
 from services.text.responses.response import Event, Item, Response
+from services.text.responses.store import body_of, encode, event_of, item_of, response_of
+
+VERSION = 1
+# Heartbeats are seconds of the host's monotonic clock.
+SCHEMA = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY,
+    client TEXT NOT NULL,  -- whose it is
+    previous TEXT,  -- the response that it continues
+    created REAL NOT NULL,  -- seconds since 1970, as all times here
+    expires REAL NOT NULL,
+    status TEXT NOT NULL,
+    runner TEXT NOT NULL,  -- the process that makes it in the background, or empty
+    heartbeat REAL NOT NULL,  -- when that process was last seen to be alive
+    bytes INTEGER NOT NULL,  -- of its body and items
+    body BLOB NOT NULL  -- JSON, without the output
+);
+CREATE INDEX responses_of ON responses (client, created);
+CREATE INDEX responses_until ON responses (expires);
+CREATE INDEX responses_run ON responses (runner, client) WHERE status IN ('queued', 'in_progress');
+CREATE TABLE items (
+    response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
+    side INTEGER NOT NULL,  -- 0 input, 1 output
+    position INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (response, side, position)
+) WITHOUT ROWID;
+CREATE INDEX items_by_id ON items (id);
+CREATE TABLE events (
+    response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (response, position)
+) WITHOUT ROWID
+"""
+INPUT, OUTPUT = 0, 1
+RUNNING = "status IN ('queued', 'in_progress')"
 
 
 class Database(SharedSqliteFile):
@@ -26,13 +64,13 @@ class Database(SharedSqliteFile):
     pragmas = ("foreign_keys = ON", "secure_delete = ON")  # deleted content is overwritten
 
     @classmethod
-    async def open(cls, path: Path, schema: str, version: int) -> Database:
-        """Opens the file, or creates it from `schema`.
+    async def open(cls, path: Path) -> Database:
+        """Opens or creates the file.
 
         Raises:
             DatabaseUnusable: the file is damaged, is not such a database, or an incompatible allm version wrote it.
         """
-        database = cls(path, "responses-database", schema, version)
+        database = cls(path, "responses-database", SCHEMA, VERSION)
         await database._opened()
         return database
 
@@ -68,7 +106,7 @@ class SqliteResponseStore:
         ticks: Callable[[], float] = time.monotonic,
     ) -> SqliteResponseStore:
         """Opens or creates the file. Raises DatabaseUnusable."""
-        return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock, most_bytes, ticks)
+        return cls(await Database.open(path), days, clock, most_bytes, ticks)
 
     async def close(self) -> None:
         """Closes the file."""
@@ -90,9 +128,8 @@ class SqliteResponseStore:
 
     async def add(self, client: str, response: Response, given: Sequence[Item]) -> None:
         """See ResponseStore."""
-        expires = response.created + self._seconds
         self._written += await self._database.write(
-            lambda connection: rows.insert(connection, client, response, given, expires=expires)
+            lambda connection: self._insert(connection, client, response, given)
         )
         if self._written > store.SWEEP_BYTES:
             await self.sweep()
@@ -101,8 +138,8 @@ class SqliteResponseStore:
         """See ResponseStore."""
 
         def look(connection: sqlite3.Connection) -> Response | None:
-            row = self._row(connection, client, response_id)
-            return None if self._is_orphan(row) else self._whole(connection, row.response)
+            response, heartbeat = self._row(connection, client, response_id)
+            return None if self._is_orphan(response, heartbeat) else self._whole(connection, response)
 
         found = await self._database.read(look)
         if found is None:  # only an orphan needs a write, which locks out other replicas
@@ -128,7 +165,7 @@ class SqliteResponseStore:
             if not found.running:
                 return found
             found = msgspec.structs.replace(found, status="cancelled")
-            rows.update(connection, found)
+            _update(connection, found)
             return found
 
         return await self._database.write(work)
@@ -138,20 +175,29 @@ class SqliteResponseStore:
 
         def work(connection: sqlite3.Connection) -> tuple[Item, ...]:
             self._row(connection, client, response_id)
-            return rows.items(connection, response_id, rows.INPUT)
+            return _items(connection, response_id, INPUT)
 
         return await self._database.read(work)
 
     async def item(self, client: str, item_id: str) -> Item | None:
         """See ResponseStore."""
-        return await self._database.read(lambda connection: rows.item(connection, client, item_id, self._clock()))
+
+        def work(connection: sqlite3.Connection) -> Item | None:
+            found = connection.execute(
+                "SELECT items.body FROM items JOIN responses ON responses.id = items.response "
+                "WHERE items.id = ? AND client = ? AND expires > ? ORDER BY created DESC LIMIT 1",
+                (item_id, client, self._clock()),
+            ).fetchone()
+            return item_of(found[0]) if found else None
+
+        return await self._database.read(work)
 
     async def conversation(self, client: str, response_id: str) -> tuple[Item, ...]:
         """See ResponseStore."""
 
         def work(connection: sqlite3.Connection) -> tuple[Item, ...]:
             chain = self._chain(connection, client, response_id)
-            return tuple(item for one in reversed(chain) for item in rows.items(connection, one))
+            return tuple(item for one in reversed(chain) for item in _items(connection, one))
 
         return await self._database.read(work)
 
@@ -163,13 +209,12 @@ class SqliteResponseStore:
 
         def work(connection: sqlite3.Connection) -> int:
             (running,) = connection.execute(
-                f"SELECT count(*) FROM responses WHERE client = ? AND {rows.RUNNING} AND abs(? - heartbeat) <= ?",  # noqa: S608
+                f"SELECT count(*) FROM responses WHERE client = ? AND {RUNNING} AND abs(? - heartbeat) <= ?",  # noqa: S608
                 (client, now, store.STALE_SECONDS),
             ).fetchone()
             if running >= store.MAX_BACKGROUND:
                 raise store.crowded(running)
-            expires = response.created + self._seconds
-            return rows.insert(connection, client, response, given, expires=expires, runner=runner, heartbeat=now)
+            return self._insert(connection, client, response, given, runner, now)
 
         self._written += await self._database.write(work)
 
@@ -178,12 +223,15 @@ class SqliteResponseStore:
 
         def work(connection: sqlite3.Connection) -> bool:
             found = connection.execute(
-                f"SELECT 1 FROM responses WHERE id = ? AND {rows.RUNNING}",  # noqa: S608
+                f"SELECT 1 FROM responses WHERE id = ? AND {RUNNING}",  # noqa: S608
                 (response.id,),
             ).fetchone()
             if found:
-                rows.update(connection, response)
-                rows.add_events(connection, response.id, first_event, events)
+                _update(connection, response)
+                connection.executemany(
+                    "INSERT OR IGNORE INTO events VALUES (?, ?, ?)",
+                    [(response.id, position, encode(event)) for position, event in enumerate(events, first_event)],
+                )
             return bool(found)
 
         return await self._database.write(work)
@@ -194,11 +242,11 @@ class SqliteResponseStore:
         def work(connection: sqlite3.Connection) -> set[str]:
             now = self._ticks()
             connection.executemany(
-                f"UPDATE responses SET heartbeat = ? WHERE id = ? AND runner = ? AND {rows.RUNNING}",  # noqa: S608
+                f"UPDATE responses SET heartbeat = ? WHERE id = ? AND runner = ? AND {RUNNING}",  # noqa: S608
                 [(now, response_id, runner) for response_id in making],
             )
             found = connection.execute(
-                f"SELECT id FROM responses WHERE runner = ? AND {rows.RUNNING}",  # noqa: S608
+                f"SELECT id FROM responses WHERE runner = ? AND {RUNNING}",  # noqa: S608
                 (runner,),
             )
             return {response_id for (response_id,) in found} & set(making)
@@ -210,7 +258,11 @@ class SqliteResponseStore:
 
         def work(connection: sqlite3.Connection) -> list[tuple[int, Event]]:
             self._row(connection, client, response_id)
-            return list(rows.events(connection, response_id, after, limit))
+            found = connection.execute(
+                "SELECT position, body FROM events WHERE response = ? AND position > ? ORDER BY position LIMIT ?",
+                (response_id, after, limit),
+            )
+            return [(position, event_of(body)) for position, body in found]
 
         return await self._database.read(work)
 
@@ -230,26 +282,46 @@ class SqliteResponseStore:
 
     # --- inside a transaction
 
-    def _row(self, connection: sqlite3.Connection, client: str, response_id: str) -> rows.Row:
-        found = rows.find(connection, client, response_id, self._clock())
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        client: str,
+        response: Response,
+        given: Iterable[Item],
+        runner: str = "",
+        heartbeat: float = 0.0,
+    ) -> int:
+        """Inserts a response with its input and output. Returns their size in bytes."""
+        body, expires = body_of(response), response.created + self._seconds
+        previous = response.settings.previous_response_id
+        row = (response.id, client, previous, response.created, expires, response.status, runner, heartbeat)
+        connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, len(body), body))
+        size = _add_items(connection, response.id, INPUT, given)
+        return len(body) + size + _add_items(connection, response.id, OUTPUT, response.output)
+
+    def _row(self, connection: sqlite3.Connection, client: str, response_id: str) -> tuple[Response, float]:
+        """Returns a response without its output, and its heartbeat."""
+        found = connection.execute(
+            "SELECT body, heartbeat FROM responses WHERE id = ? AND client = ? AND expires > ?",
+            (response_id, client, self._clock()),
+        ).fetchone()
         if found is None:
             raise store.not_found(response_id)
-        return found
+        return response_of(found[0]), found[1]
 
     def _get(self, connection: sqlite3.Connection, client: str, response_id: str) -> Response:
-        row = self._row(connection, client, response_id)
-        response = row.response
-        if self._is_orphan(row):
+        response, heartbeat = self._row(connection, client, response_id)
+        if self._is_orphan(response, heartbeat):
             response = msgspec.structs.replace(response, status="failed", failure=store.ORPHANED)
-            rows.update(connection, response)
+            _update(connection, response)
         return self._whole(connection, response)
 
-    def _is_orphan(self, row: rows.Row) -> bool:
+    def _is_orphan(self, response: Response, heartbeat: float) -> bool:
         """Returns True if the replica that generates the response is gone. After a reboot, ticks begin at 0 again."""
-        return row.response.running and abs(self._ticks() - row.heartbeat) > store.STALE_SECONDS
+        return response.running and abs(self._ticks() - heartbeat) > store.STALE_SECONDS
 
     def _whole(self, connection: sqlite3.Connection, response: Response) -> Response:
-        return msgspec.structs.replace(response, output=rows.items(connection, response.id, rows.OUTPUT))
+        return msgspec.structs.replace(response, output=_items(connection, response.id, OUTPUT))
 
     def _chain(self, connection: sqlite3.Connection, client: str, response_id: str) -> list[str]:
         """Returns the ids of a response and of all that it continues, newest first."""
@@ -293,3 +365,28 @@ def _deletion(condition: str, values: Iterable[object]) -> Callable[[sqlite3.Con
         return done.rowcount
 
     return work
+
+
+def _update(connection: sqlite3.Connection, response: Response) -> None:
+    """Updates a response's state and inserts its output, if any."""
+    connection.execute(
+        "UPDATE responses SET status = ?, body = ? WHERE id = ?", (response.status, body_of(response), response.id)
+    )
+    _add_items(connection, response.id, OUTPUT, response.output)
+
+
+def _items(connection: sqlite3.Connection, response_id: str, side: int | None = None) -> tuple[Item, ...]:
+    """Returns the items of a response in order; without `side`, the input and then the output."""
+    found = connection.execute(
+        "SELECT body FROM items WHERE response = ? AND side >= ? AND side <= ? ORDER BY side, position",
+        (response_id, INPUT if side is None else side, OUTPUT if side is None else side),
+    )
+    return tuple(item_of(body) for (body,) in found)
+
+
+def _add_items(connection: sqlite3.Connection, response_id: str, side: int, added: Iterable[Item]) -> int:
+    rows = [(response_id, side, position, one.id, encode(one)) for position, one in enumerate(added)]
+    connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+    size = sum(len(row[-1]) for row in rows)
+    connection.execute("UPDATE responses SET bytes = bytes + ? WHERE id = ?", (size, response_id))
+    return size

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+import msgspec
+
 from services.auth.caller import current_caller
 from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.responses.response import Event, Failure, Item, Response
@@ -23,6 +25,13 @@ MAX_STORED_BYTES = 4 * 1024 * 1024 * 1024  # bytes per client; the oldest beyond
 SWEEP_BYTES = 256 * 1024 * 1024  # this many bytes written by this process trigger a sweep
 STALE_SECONDS = 8.0  # a replica with an older heartbeat is considered gone
 SWEPT_AT_ONCE = 500  # deletions per transaction, which blocks other writers
+
+# The JSON of all stores.
+encode = msgspec.json.Encoder().encode
+response_of = msgspec.json.Decoder(Response).decode
+failure_of = msgspec.json.Decoder(Failure).decode
+item_of = msgspec.json.Decoder[Item](Item).decode
+event_of = msgspec.json.Decoder[Event](Event).decode
 
 ORPHANED = Failure(code="INTERNAL", message="the replica that made the response is gone; try again")
 
@@ -91,6 +100,11 @@ class ResponseStore(Protocol):
 
     async def sweep(self) -> int:
         """Deletes expired responses and those above a client's limits. Returns the number of deletions."""
+
+
+def body_of(response: Response) -> bytes:
+    """Encodes a response without its output, whose items are stored separately."""
+    return encode(msgspec.structs.replace(response, output=()))
 
 
 # --- errors that all stores share

@@ -17,8 +17,7 @@ from openai.types.completion_create_params import (
 )
 
 from services.errors import AllmError, InvalidRequest, Unsupported
-from services.text.api.completions import LegacyRequest, LegacyWriter, read_request
-from services.text.completions import CompletionRequest
+from services.text.api.completions import CompletionRequest, LegacyRequest, LegacyWriter, read_request
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.running_answer import AnswerContent

@@ -11,8 +11,7 @@ import pytest
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest
-from services.text.api.embeddings import PIECE_BYTES, body_pieces, read_request
-from services.text.embeddings import MAX_INPUTS, Embedding, EmbeddingRequest
+from services.text.api.embeddings import MAX_INPUTS, PIECE_BYTES, Embedding, EmbeddingRequest, body_pieces, read_request
 from tests.case import case
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from services.text.engine import embedding_loop
-from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingJob, EmbeddingLoop, prepare
-from services.text.engine.encoder import Tokens, Vectors
+from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingJob, EmbeddingLoop, Tokens, Vectors, prepare
 from services.text.engine.messages import MAX_EMBEDDED_TOKENS, Accepted, Embed, Encoded, EncoderReady
 from services.worker.messages import Cancel, Refused, Stop
 from tests.case import case

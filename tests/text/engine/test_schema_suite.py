@@ -20,10 +20,10 @@ import pytest
 from llguidance import LLMatcher
 
 from services.errors import InvalidRequest
+from services.text.chat import grammar_of
 from services.text.conversation import ChatRequest, Message, OutputFormat
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import grammar_of
 from services.text.parsers.dialect import choose
 from tests.byte_tokens import TOKENIZER
 from tests.schema_suite import Case, schema_cases

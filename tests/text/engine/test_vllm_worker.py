@@ -38,7 +38,7 @@ DIVISIBLE = {"context_tokens": 256, "kv_tokens": 512, "dtype": "float32", "threa
 REFUSED = """
 import re, sys
 import msgspec
-import services.text.engine.__main__, services.text.engine.runtimes.vllm.loop
+import services.text.engine.__main__, services.text.engine.runtimes.vllm.model
 from services.worker.messages import EngineError
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtimes.vllm.model import VllmModel

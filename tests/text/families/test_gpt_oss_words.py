@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice
+from services.text.chat import grammar_of
+from services.text.conversation import (
+    CallArguments,
+    CallStarted,
+    ChatRequest,
+    Message,
+    OutputFormat,
+    ParsedEvent,
+    ReasoningDelta,
+    TextDelta,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import grammar_of
 from services.text.parsers.dialect import HARMONY, choose
-from services.text.parsers.events import CallArguments, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from services.text.prompt import ChatTemplate
 from tests.late import late
 from tests.text.checked_request import checked_request

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from services.text.conversation import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from tests.text.parsers.answers import CALLS, PARIS, TOOLS, call, merged
 
 CALLING = (

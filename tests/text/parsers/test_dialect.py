@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from services.text.conversation import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect, choose
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, ReasoningDelta, TextDelta
 from services.text.parsers.reader import MAX_HELD
 from tests.byte_tokens import accepts
 from tests.case import case

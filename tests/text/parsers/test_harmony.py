@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from services.text.conversation import ReasoningDelta, TextDelta
 from services.text.parsers.dialect import HARMONY
-from services.text.parsers.events import ReasoningDelta, TextDelta
 from tests.case import case
 from tests.text.parsers.answers import call, read, splits
 

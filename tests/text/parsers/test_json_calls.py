@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from services.text.conversation import CallArguments, CallEnded, CallStarted, TextDelta
 from services.text.parsers.dialect import HERMES, LLAMA3, MISTRAL, NEMOTRON
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, TextDelta
 from tests.case import case
 from tests.text.parsers.answers import TOOLS, call, merged, read, splits
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from services.text.conversation import CallArguments, CallEnded, CallStarted, ParsedEvent, TextDelta
 from services.text.parsers.dialect import GLM, QWEN_XML, Dialect
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, ParsedEvent, TextDelta
-from services.text.parsers.tool_schema import ANY, ToolShape
+from services.text.parsers.tool_grammar import ANY, ToolShape
 from services.text.parsers.xml_calls import as_json
 from tests.case import case
 from tests.text.parsers.answers import merged

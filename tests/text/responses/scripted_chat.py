@@ -17,7 +17,7 @@ from services.text.engine.messages import Piece
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import Answer
 from services.text.parsers.dialect import HERMES
-from services.text.parsers.tool_schema import ToolShape
+from services.text.parsers.tool_grammar import ToolShape
 from services.text.responses.response import Item, MessageItem, Part, ResponseRequest, ResponseSettings
 from services.text.running_answer import Choice, Completion
 from tests.text.checked_request import checked_request

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from services.text.conversation import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
 from services.text.engine.messages import TokenLogprob
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
 from services.text.responses.response import (
     Delta,
     DeltaDone,

@@ -10,8 +10,8 @@ import pytest
 
 from services.storage.sqlite_file import DatabaseUnusable
 from services.text.responses.response import Response, ResponseSettings
-from services.text.responses.rows import encode
 from services.text.responses.sqlite_store import SqliteResponseStore
+from services.text.responses.store import encode
 from tests.text.responses.scripted_chat import said
 from tests.text.responses.store_clock import START, Clock
 

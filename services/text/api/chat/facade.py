@@ -13,11 +13,9 @@ from services.rest.openai.body import json_body
 from services.rpc.call import Call
 from services.text.api.chat.openai import ChunkWriter, completion_object
 from services.text.api.chat.openai_request import read_request
-from services.text.api.completions import create_completion
-from services.text.api.embeddings import create_embedding
+from services.text.api.completions import Completions, create_completion
+from services.text.api.embeddings import Embeddings, create_embedding
 from services.text.chat import Chat
-from services.text.completions import Completions
-from services.text.embeddings import Embeddings
 from services.text.manager import TextModels
 from services.text.running_answer import Completion
 

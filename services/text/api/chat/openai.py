@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.text.conversation import Usage
+from services.text.conversation import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta, Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.running_answer import AnswerContent
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import msgspec
-from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc, response_pb2
 from google.protobuf import timestamp_pb2
 
 from services.errors import InvalidRequest
@@ -14,12 +15,17 @@ from services.rpc.call import Call, typed
 from services.text import limits
 from services.text.chat import Chat
 from services.text.conversation import (
+    AnswerEvent,
+    CallArguments,
+    CallStarted,
     ChatRequest,
     FinishReason,
     Message,
     OutputFormat,
+    ReasoningDelta,
     ReasoningEffort,
     Role,
+    TextDelta,
     Tool,
     ToolCall,
     ToolChoice,
@@ -28,18 +34,11 @@ from services.text.conversation import (
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
-from services.text.parsers.events import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
 from services.text.running_answer import AnswerContent
 
 AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
 
-_ROLES: dict[int, Role] = {
-    chat_pb2.CHAT_ROLE_SYSTEM: "system",
-    chat_pb2.CHAT_ROLE_DEVELOPER: "developer",
-    chat_pb2.CHAT_ROLE_USER: "user",
-    chat_pb2.CHAT_ROLE_ASSISTANT: "assistant",
-    chat_pb2.CHAT_ROLE_TOOL: "tool",
-}
+_ROLES: dict[int, Role] = {chat_pb2.ChatRole.Value(f"CHAT_ROLE_{role.upper()}"): role for role in get_args(Role)}
 _MODES: dict[int, Literal["auto", "none", "required"]] = {
     chat_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
     chat_pb2.ToolChoice.MODE_AUTO: "auto",
@@ -48,9 +47,7 @@ _MODES: dict[int, Literal["auto", "none", "required"]] = {
 }
 _FINISH: dict[FinishReason | None, chat_pb2.FinishReason.ValueType] = {
     None: chat_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": chat_pb2.FINISH_REASON_STOP,
-    "length": chat_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": chat_pb2.FINISH_REASON_TOOL_CALLS,
+    **{reason: chat_pb2.FinishReason.Value(f"FINISH_REASON_{reason.upper()}") for reason in get_args(FinishReason)},
 }
 
 
@@ -110,19 +107,27 @@ def read_request(request: AnyRequest) -> ChatRequest:
     """Checks a request and converts it to the core's type. Raises InvalidRequest or Unsupported."""
     limits.check_count("messages", len(request.messages))
     messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
-    tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools))
+    choices = request.choices if request.HasField("choices") else 1
+    return read_settings(request.model, messages, request, choices)
+
+
+def read_settings(
+    model: str, messages: tuple[Message, ...], given: AnyRequest | response_pb2.ResponseSettings, choices: int = 1
+) -> ChatRequest:
+    """Checks the settings that chats and responses share. Raises as `read_request`."""
+    tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given.tools))
     chat = ChatRequest(
-        model=request.model,
+        model=model,
         messages=messages,
-        sampling=_sampling(request.sampling),
+        sampling=_sampling(given.sampling),
         tools=tools,
-        tool_choice=_tool_choice(request.tool_choice, tools),
-        parallel_tool_calls=request.parallel_tool_calls if request.HasField("parallel_tool_calls") else True,
-        output=_output(request.output_format),
-        choices=request.choices if request.HasField("choices") else 1,
-        logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
-        reasoning_effort=_effort(request.reasoning_effort),
-        cache_key=request.prompt_cache_key,
+        tool_choice=_tool_choice(given.tool_choice, tools),
+        parallel_tool_calls=given.parallel_tool_calls if given.HasField("parallel_tool_calls") else True,
+        output=_output(given.output_format),
+        choices=choices,
+        logprobs=given.top_logprobs if given.HasField("top_logprobs") else None,
+        reasoning_effort=_effort(given.reasoning_effort),
+        cache_key=given.prompt_cache_key,
     )
     limits.check(chat, {"n": "choices"})
     return chat
@@ -192,21 +197,9 @@ def _effort(text: str) -> ReasoningEffort:
 
 
 def _sampling(params: chat_pb2.SamplingParameters) -> SamplingParams:
-    default = SamplingParams()
-    return SamplingParams(
-        temperature=params.temperature if params.HasField("temperature") else default.temperature,
-        top_p=params.top_p if params.HasField("top_p") else default.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed if params.HasField("seed") else None,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repeat_penalty=params.repeat_penalty if params.HasField("repeat_penalty") else default.repeat_penalty,
-        logit_bias=tuple(params.logit_bias.items()),
-        stop=tuple(params.stop),
-        max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
-        ignore_eos=params.ignore_eos,
-    )
+    """Converts the parameters, which have the same names. Absent ones get the core's defaults."""
+    given: dict[str, Any] = {field.name: value for field, value in params.ListFields()}
+    return SamplingParams(**given | {"logit_bias": tuple(params.logit_bias.items()), "stop": tuple(params.stop)})
 
 
 def choice_message(index: int, answer: AnswerContent) -> chat_pb2.ChatChoice:
@@ -246,12 +239,7 @@ def event_message(index: int, event: AnswerEvent, usage: Usage | None) -> chat_s
 
 def usage_message(usage: Usage) -> chat_pb2.Usage:
     """Converts the token usage of a request."""
-    return chat_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-    )
+    return chat_pb2.Usage(**dataclasses.asdict(usage))
 
 
 def timestamp(seconds: float) -> timestamp_pb2.Timestamp:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any, get_args
 
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
 from services.errors import InvalidRequest
 from services.text.api.chat.servicer import logprob_messages, timestamp, usage_message
 from services.text.conversation import Tool
-from services.text.engine.sampling import SamplingParams
 from services.text.responses.response import (
     Delta,
-    DeltaDone,
     Event,
     FunctionCallItem,
     FunctionOutputItem,
@@ -35,28 +35,13 @@ from services.text.responses.response import (
 )
 
 _STATUSES: dict[Status, response_pb2.ResponseStatus.ValueType] = {
-    "queued": response_pb2.RESPONSE_STATUS_QUEUED,
-    "in_progress": response_pb2.RESPONSE_STATUS_IN_PROGRESS,
-    "completed": response_pb2.RESPONSE_STATUS_COMPLETED,
-    "incomplete": response_pb2.RESPONSE_STATUS_INCOMPLETE,
-    "failed": response_pb2.RESPONSE_STATUS_FAILED,
-    "cancelled": response_pb2.RESPONSE_STATUS_CANCELLED,
+    status: response_pb2.ResponseStatus.Value(f"RESPONSE_STATUS_{status.upper()}") for status in get_args(Status)
 }
 _ITEM_STATUSES: dict[ItemStatus, response_pb2.ItemStatus.ValueType] = {
-    "in_progress": response_pb2.ITEM_STATUS_IN_PROGRESS,
-    "completed": response_pb2.ITEM_STATUS_COMPLETED,
-    "incomplete": response_pb2.ITEM_STATUS_INCOMPLETE,
+    status: response_pb2.ItemStatus.Value(f"ITEM_STATUS_{status.upper()}") for status in get_args(ItemStatus)
 }
 _ROLES: dict[MessageRole, chat_pb2.ChatRole.ValueType] = {
-    "system": chat_pb2.CHAT_ROLE_SYSTEM,
-    "developer": chat_pb2.CHAT_ROLE_DEVELOPER,
-    "user": chat_pb2.CHAT_ROLE_USER,
-    "assistant": chat_pb2.CHAT_ROLE_ASSISTANT,
-}
-_MODES = {
-    "auto": chat_pb2.ToolChoice.MODE_AUTO,
-    "none": chat_pb2.ToolChoice.MODE_NONE,
-    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
+    role: chat_pb2.ChatRole.Value(f"CHAT_ROLE_{role.upper()}") for role in get_args(MessageRole)
 }
 _READ_ROLES = {number: role for role, number in _ROLES.items()}
 _READ_STATUSES = {number: status for status, number in _ITEM_STATUSES.items()}
@@ -143,52 +128,42 @@ def response_message(response: Response) -> response_pb2.Response:
 
 def event_message(number: int, event: Event) -> response_service_pb2.StreamResponseResponse:
     """Converts an event, with its sequence number."""
-    message = response_service_pb2.StreamResponseResponse(sequence_number=number)
-    field = getattr(message, _field(event))
+    field, content = _event(event)
+    return response_service_pb2.StreamResponseResponse(sequence_number=number, **{field: content})
+
+
+def _event(event: Event) -> tuple[str, Any]:
+    """Returns the protobuf field for an event, and its message."""
     if isinstance(event, Progress):
-        field.CopyFrom(response_message(event.response))
-    elif isinstance(event, ItemAdded | ItemDone):
+        return event.step, response_message(event.response)
+    if isinstance(event, ItemAdded | ItemDone):
         item = item_message(event.item)
         if isinstance(event, ItemAdded) and isinstance(event.item, MessageItem):
             item.message.ClearField("content")  # the next event adds the part
-        field.CopyFrom(response_service_pb2.ItemEvent(output_index=event.index, item=item))
-    elif isinstance(event, PartAdded | PartDone):
+        field = "item_added" if isinstance(event, ItemAdded) else "item_done"
+        return field, response_service_pb2.ItemEvent(output_index=event.index, item=item)
+    if isinstance(event, PartAdded | PartDone):
+        field = "part_added" if isinstance(event, PartAdded) else "part_done"
         text = _text(event.item)
-        field.CopyFrom(response_service_pb2.PartEvent(output_index=event.index, item_id=event.item.id, text=text))
-    else:
-        logprobs = logprob_messages(event.logprobs)
-        text_event = response_service_pb2.TextEvent(
-            output_index=event.index, item_id=event.item, text=event.text, logprobs=logprobs
-        )
-        field.CopyFrom(text_event)
-    return message
-
-
-def _field(event: Event) -> str:
-    """Returns the protobuf field for an event."""
-    if isinstance(event, Progress):
-        return event.step
-    if isinstance(event, Delta):
-        return f"{event.kind}_delta"
-    if isinstance(event, DeltaDone):
-        return f"{event.kind}_done"
-    fields: dict[type[Event], str] = {
-        ItemAdded: "item_added",
-        ItemDone: "item_done",
-        PartAdded: "part_added",
-        PartDone: "part_done",
-    }
-    return fields[type(event)]
+        return field, response_service_pb2.PartEvent(output_index=event.index, item_id=event.item.id, text=text)
+    field = f"{event.kind}_{'delta' if isinstance(event, Delta) else 'done'}"
+    logprobs = logprob_messages(event.logprobs)
+    return field, response_service_pb2.TextEvent(
+        output_index=event.index, item_id=event.item, text=event.text, logprobs=logprobs
+    )
 
 
 def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:
     choice = settings.tool_choice
+    sampling: dict[str, Any] = dataclasses.asdict(settings.sampling)
+    sampling["logit_bias"] = dict(settings.sampling.logit_bias)
+    mode = chat_pb2.ToolChoice.Mode.Value(f"MODE_{choice.mode.upper()}")
     truncation = response_pb2.TRUNCATION_AUTO if settings.shorten else response_pb2.TRUNCATION_DISABLED
     message = response_pb2.ResponseSettings(
         instructions=settings.instructions or "",
-        sampling=_sampling(settings.sampling),
+        sampling=chat_pb2.SamplingParameters(**sampling),
         tools=[_tool(tool) for tool in settings.tools],
-        tool_choice=chat_pb2.ToolChoice(mode=_MODES[choice.mode], names=sorted(choice.names)),
+        tool_choice=chat_pb2.ToolChoice(mode=mode, names=sorted(choice.names)),
         parallel_tool_calls=settings.parallel_tool_calls,
         top_logprobs=settings.logprobs,
         reasoning_effort=settings.reasoning_effort,
@@ -210,23 +185,6 @@ def _tool(tool: Tool) -> chat_pb2.Tool:
     parameters = "" if tool.parameters is None else json.dumps(tool.parameters)
     return chat_pb2.Tool(
         name=tool.name, description=tool.description, parameters_json=parameters, strict=bool(tool.strict)
-    )
-
-
-def _sampling(params: SamplingParams) -> chat_pb2.SamplingParameters:
-    return chat_pb2.SamplingParameters(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repeat_penalty=params.repeat_penalty,
-        logit_bias=dict(params.logit_bias),
-        stop=params.stop,
-        max_tokens=params.max_tokens,
-        ignore_eos=params.ignore_eos,
     )
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: objects and stream events, built from the core's results.
+"""OpenAI's Responses: objects and stream events, built from the core's results, and items read from requests.
 
 Reference: https://platform.openai.com/docs/api-reference/responses. Objects have every field of the reference that this
 server can fill; absent values are null.
@@ -6,27 +6,36 @@ server can fill; absent values are null.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.rest.openai import sse
+import msgspec
+
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body, sse
 from services.text.api.chat.openai import token_objects
-from services.text.api.responses.openai_tools import choice_object, format_object, tool_object
-from services.text.conversation import Usage
+from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.responses.response import (
     Delta,
     DeltaDone,
     Event,
+    FunctionCallItem,
     FunctionOutputItem,
     Item,
     ItemAdded,
     ItemDone,
+    ItemReference,
+    ItemStatus,
     MessageItem,
+    MessageRole,
+    OutputName,
     Part,
     PartAdded,
     Progress,
     ReasoningItem,
     Response,
+    given_id,
+    new_id,
 )
 
 # Our error codes as OpenAI's codes, which are few.
@@ -35,6 +44,8 @@ _ERROR_CODES = {
     "UNSUPPORTED": "invalid_prompt",
     "OVERLOADED": "rate_limit_exceeded",
 }
+# Kinds of content parts in requests.
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _DELTAS = {
     "text": "response.output_text",
     "reasoning": "response.reasoning_text",
@@ -69,9 +80,9 @@ def response_object(response: Response) -> dict[str, Any]:
         "service_tier": "default",
         "store": bool(settings.store),
         "temperature": settings.sampling.temperature,
-        "text": {"format": format_object(settings.output, settings.output_name), "verbosity": "medium"},
-        "tool_choice": choice_object(settings.tool_choice),
-        "tools": [tool_object(tool) for tool in settings.tools],
+        "text": {"format": _format_object(settings.output, settings.output_name), "verbosity": "medium"},
+        "tool_choice": _choice_object(settings.tool_choice),
+        "tools": [_tool_object(tool) for tool in settings.tools],
         "top_logprobs": settings.logprobs or 0,
         "top_p": settings.sampling.top_p,
         "presence_penalty": settings.sampling.presence_penalty,
@@ -81,6 +92,32 @@ def response_object(response: Response) -> dict[str, Any]:
         "user": settings.user,
         "metadata": settings.metadata,
     }
+
+
+def _tool_object(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description or None,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
+def _choice_object(choice: ToolChoice) -> Any:
+    if not choice.names:
+        return choice.mode
+    tools = [{"type": "function", "name": name} for name in sorted(choice.names)]
+    if choice.mode == "required" and len(tools) == 1:
+        return tools[0]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+
+
+def _format_object(output: OutputFormat, name: OutputName) -> dict[str, Any]:
+    if output.kind != "json_schema":
+        return {"type": output.kind}
+    found = {"type": "json_schema", "name": name.name, "schema": output.schema, "strict": name.strict}
+    return found if name.description is None else {**found, "description": name.description}
 
 
 def item_object(item: Item) -> dict[str, Any]:
@@ -136,13 +173,11 @@ def _event(event: Event) -> tuple[str, dict[str, Any]]:
         item = item_object(_opened(event.item) if isinstance(event, ItemAdded) else event.item)
         kind = "added" if isinstance(event, ItemAdded) else "done"
         return f"response.output_item.{kind}", {"output_index": event.index, "item": item}
-    if isinstance(event, Delta):
+    if isinstance(event, Delta | DeltaDone):
         place = _place(event.index, event.item, event.kind)
         logprobs = {"logprobs": token_objects(event.logprobs)} if event.kind == "text" else {}
-        return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **logprobs}
-    if isinstance(event, DeltaDone):
-        place = _place(event.index, event.item, event.kind)
-        logprobs = {"logprobs": token_objects(event.logprobs)} if event.kind == "text" else {}
+        if isinstance(event, Delta):
+            return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **logprobs}
         key = "arguments" if event.kind == "arguments" else "text"
         return f"{_DELTAS[event.kind]}.done", {**place, key: event.text, **logprobs}
     kind = "added" if isinstance(event, PartAdded) else "done"
@@ -186,3 +221,127 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+class MessageBody(msgspec.Struct):
+    """A message; `type` may be missing."""
+
+    role: MessageRole
+    content: str | list[dict[str, Any]]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class ReasoningBody(msgspec.Struct):
+    """Reasoning of a model from an earlier answer. `encrypted_content` from other servers is ignored."""
+
+    summary: list[dict[str, Any]] = []
+    content: list[dict[str, Any]] | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallBody(msgspec.Struct):
+    """A function call by the model."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionOutputBody(msgspec.Struct):
+    """The result of a function call."""
+
+    call_id: str
+    output: str | list[dict[str, Any]]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class ReferenceBody(msgspec.Struct):
+    """A reference to an item of a stored response."""
+
+    id: str
+
+
+def items_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Item | ItemReference, ...]:
+    """Converts a request's input to the core's items; a string becomes a user message.
+
+    Raises:
+        InvalidRequest: an item does not match its type; the error names its path.
+        Unsupported: no text model here supports the type of an item or of a content part.
+    """
+    if isinstance(given, str):
+        return (MessageItem(id=new_id("msg"), role="user", content=(Part(text=given),)),)
+    return tuple(_read_item(one, f"input[{at}]") for at, one in enumerate(given))
+
+
+def _read_item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
+    kind = given.get("type") or ("message" if "role" in given else "item_reference")
+    if kind == "message":
+        return _read_message(body.convert(given, MessageBody, param), param)
+    if kind == "item_reference":
+        return ItemReference(id=given_id(body.convert(given, ReferenceBody, param).id, "msg", param))
+    if kind == "reasoning":
+        thought = body.convert(given, ReasoningBody, param)
+        summary = [_read_text([part], f"{param}.summary[{at}]") for at, part in enumerate(thought.summary)]
+        text = _read_text(thought.content or [], f"{param}.content")
+        status = thought.status or "completed"
+        return ReasoningItem(id=given_id(thought.id, "rs", param), text=text, summary=tuple(summary), status=status)
+    if kind == "function_call":
+        call = body.convert(given, FunctionCallBody, param)
+        return FunctionCallItem(
+            id=given_id(call.id, "fc", param),
+            call_id=given_id(call.call_id, "fc", param),
+            name=call.name,
+            arguments=call.arguments,
+            status=call.status or "completed",
+        )
+    if kind == "function_call_output":
+        result = body.convert(given, FunctionOutputBody, param)
+        return FunctionOutputItem(
+            id=given_id(result.id, "fco", param),
+            call_id=given_id(result.call_id, "fco", param),
+            output=_read_text(result.output, f"{param}.output"),
+            status=result.status or "completed",
+        )
+    raise Unsupported(f"'{param}': items of type {_quoted(kind)} are not supported.", param=param)
+
+
+def _read_message(message: MessageBody, param: str) -> MessageItem:
+    content = message.content
+    if isinstance(content, str):
+        parts = [Part(text=content)]
+    else:
+        parts = [_read_part(part, f"{param}.content[{at}]") for at, part in enumerate(content)]
+    return MessageItem(
+        id=given_id(message.id, "msg", param),
+        role=message.role,
+        content=tuple(parts),
+        status=message.status or "completed",
+    )
+
+
+def _read_text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_read_part(part, f"{param}[{at}]").text for at, part in enumerate(content))
+
+
+def _read_part(part: Mapping[str, Any], param: str) -> Part:
+    kind = part.get("type")
+    key = "refusal" if kind == "refusal" else "text"
+    if kind not in (*_TEXT_PARTS, "refusal"):
+        if kind is None:
+            raise InvalidRequest(f"Missing required parameter: '{param}.type'.", param=f"{param}.type")
+        raise Unsupported(f"'{param}': content of type {_quoted(kind)} is not supported.", param=param)
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}")
+    return Part(text=text, refusal=kind == "refusal")
+
+
+def _quoted(kind: object) -> str:
+    return repr(str(kind)[:40])

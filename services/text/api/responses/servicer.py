@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from allm.text.v1 import chat_pb2, chat_service_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
+from allm.text.v1 import response_pb2, response_service_pb2, response_service_pb2_grpc
 
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai.body import called
 from services.rpc.call import Call, typed
 from services.telemetry import metrics
 from services.text import limits
-from services.text.api.chat import servicer as chat_servicer
+from services.text.api.chat.servicer import read_settings
 from services.text.api.openai_sampling import check_metadata
 from services.text.api.responses.messages import event_message, item_message, read_item, response_message
-from services.text.conversation import ChatRequest
+from services.text.conversation import Message
 from services.text.responses.response import ResponseRequest, ResponseSettings
 from services.text.responses.responses import Responses
 
@@ -24,25 +24,12 @@ AnyRequest = (
 
 SECONDS = 30.0  # for calls that only access the store
 DEFAULT_LIMIT = 20
-_SETTINGS = (
-    "sampling",
-    "tools",
-    "tool_choice",
-    "output_format",
-    "reasoning_effort",
-    "top_logprobs",
-    "previous_response_id",
-    "store",
-    "background",
-    "metadata",
-    "prompt_cache_key",
-)
 # The names used here for parameters that have another name in the core and the worker.
 PARAMETER_NAMES = {
     "messages": "input",
     "response_format": "settings.output_format.json_schema",
     "max_tokens": "settings.sampling.max_tokens",
-    **{name: f"settings.{name}" for name in _SETTINGS},
+    **{field.name: f"settings.{field.name}" for field in response_pb2.ResponseSettings.DESCRIPTOR.fields},
 }
 
 
@@ -152,7 +139,8 @@ def read_request(request: AnyRequest) -> ResponseRequest:
         raise InvalidRequest(message, param="input")
     given = request.settings
     check_metadata(given.metadata)
-    chat = _chat(request.model, given)
+    # Its messages come from the items, which the core reads.
+    chat = read_settings(request.model, (Message(role="user", content=""),), given)
     settings = ResponseSettings(
         instructions=given.instructions or None,
         sampling=chat.sampling,
@@ -171,22 +159,3 @@ def read_request(request: AnyRequest) -> ResponseRequest:
     )
     items = tuple(read_item(item, f"input[{at}]") for at, item in enumerate(request.input))
     return ResponseRequest(model=request.model, input=items, settings=settings)
-
-
-def _chat(model: str, settings: response_pb2.ResponseSettings) -> ChatRequest:
-    """Reads the settings that responses and chats share as a chat request with an empty message."""
-    nothing = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="")])
-    return chat_servicer.read_request(
-        chat_service_pb2.CreateChatCompletionRequest(
-            model=model,
-            messages=[nothing],
-            sampling=settings.sampling,
-            tools=settings.tools,
-            tool_choice=settings.tool_choice,
-            parallel_tool_calls=settings.parallel_tool_calls if settings.HasField("parallel_tool_calls") else None,
-            output_format=settings.output_format,
-            top_logprobs=settings.top_logprobs if settings.HasField("top_logprobs") else None,
-            reasoning_effort=settings.reasoning_effort,
-            prompt_cache_key=settings.prompt_cache_key,
-        )
-    )

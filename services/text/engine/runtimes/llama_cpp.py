@@ -57,7 +57,8 @@ class LlamaEngine:
         recurrent = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
         self.reuses_prefixes = not recurrent
         self.reuses_states = recurrent and options.prefix_cache
-        self._context_tokens, cells = self._sizes(options)
+        self._context_tokens = context_size(options, llama_cpp.llama_model_n_ctx_train(self._model))
+        cells = cache_cells(options, self._context_tokens)
         self.shares_cells = self.reuses_states or cells < self._context_tokens * options.max_sequences
         if self.reuses_states:
             extra = kept_states(options.max_sequences)
@@ -217,11 +218,6 @@ class LlamaEngine:
         return TokenLogprob(*of(token), [of(chosen) for chosen in top.tolist()])
 
     # --- loading
-
-    def _sizes(self, options: EngineOptions) -> tuple[int, int]:
-        """Returns the tokens of a context and the cells of the whole cache."""
-        context = context_size(options, llama_cpp.llama_model_n_ctx_train(self._model))
-        return context, cache_cells(options, context)
 
     def _new_context(self, options: EngineOptions, cells: int) -> Any:
         params = llama_cpp.llama_context_default_params()

@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from services.text.engine.encoder import Tokens, Vectors
+from services.text.engine.embedding_loop import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.worker.messages import EngineError

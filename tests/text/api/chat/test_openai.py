@@ -9,9 +9,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from services.text.api.chat.openai import ChunkWriter, completion_object, usage_object
-from services.text.conversation import ToolCall, Usage
+from services.text.conversation import CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta, ToolCall, Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.parsers.events import CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
 from services.text.running_answer import AnswerContent
 
 HEAD = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}

@@ -12,10 +12,19 @@ from openai.types.responses import ResponseItem, ResponseItemList, ResponseStrea
 from pydantic import TypeAdapter
 
 from services.text.api.responses.openai import EventWriter, item_object, items_object, response_object
-from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
+from services.text.conversation import (
+    CallArguments,
+    CallStarted,
+    Finished,
+    OutputFormat,
+    ReasoningDelta,
+    TextDelta,
+    Tool,
+    ToolChoice,
+    Usage,
+)
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
-from services.text.parsers.events import CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
 from services.text.responses.response import (
     Event,
     Failure,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.text.engine.encoder import Vectors
+from services.text.engine.embedding_loop import Vectors
 from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder
 from services.worker.messages import EngineError
 from tests.demo_model import demo_model

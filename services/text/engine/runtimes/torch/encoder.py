@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from services.text.engine.encoder import Tokens, Vectors
+from services.text.engine.embedding_loop import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
-from services.text.engine.runtimes.torch.rank import rank_device
+from services.text.engine.runtimes.torch.executor import rank_device
 from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
 from services.worker.messages import EngineError
 

@@ -16,11 +16,10 @@ from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
-from services.text.engine.runtimes.torch.executor import Executor
+from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
+from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
 from services.text.engine.runtimes.torch.packing import make_batch
-from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.parallel import Ranks, check_divisible
-from services.text.engine.runtimes.torch.rank import RankGroup, rank_device
 from services.text.engine.runtimes.torch.sampling import BatchSampler, Chosen, Sampler, new_sampler
 from services.text.engine.runtimes.torch.vocabulary import (
     TokenVocabulary,

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from services.text.engine.kv_cells import BLOCK
-from services.text.engine.runtimes.torch.attention import Plan
+from services.text.engine.runtimes.torch.attention import TRASH_PAGE, ZERO_PAGE, Plan
 from services.text.engine.runtimes.torch.packing import Batch, Packed, decode_plan
-from services.text.engine.runtimes.torch.pages import TRASH_PAGE, ZERO_PAGE
 
 log = logging.getLogger(__name__)
 

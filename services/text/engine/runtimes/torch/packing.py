@@ -95,7 +95,7 @@ def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
             start=batch.starts[span],
             tokens=count,
             sequence=batch.sequences[span],
-            pages=pages[span : span + 1, : _pages(batch, span)],
+            pages=pages[span : span + 1, : -(-(batch.starts[span] + count) // BLOCK)],
         )
         for span, count in enumerate(batch.counts)
         if count > 1
@@ -125,10 +125,6 @@ def _windowed(positions: Tensor, pages: Tensor, window: int) -> Gather:
     reach = torch.arange((window + BLOCK - 2) // BLOCK + 1, device=pages.device)
     places = (first[:, None] + reach[None]).clamp(max=pages.shape[1] - 1)
     return Gather(pages.gather(1, places), first * BLOCK)
-
-
-def _pages(batch: Batch, span: int) -> int:
-    return -(-(batch.starts[span] + batch.counts[span]) // BLOCK)
 
 
 def _split(numbers: list[int], sizes: Sequence[int]) -> Iterator[list[int]]:

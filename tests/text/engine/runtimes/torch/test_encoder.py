@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from services.models.registry import RUNTIMES
-from services.text.engine.encoder import Vectors
+from services.text.engine.embedding_loop import Vectors
 from services.text.engine.runtimes.torch.recipe import POOLINGS
 from services.worker.messages import EngineError
 from tests.late import late

@@ -15,7 +15,7 @@ from tests.late import late
 from tests.text.families.published_configs import GPT_OSS, MXFP4
 from tests.text.families.random_models import write_model, write_packed
 
-packed_kernels = late("services.text.engine.runtimes.torch.packed_kernels")
+packed_experts = late("services.text.engine.runtimes.torch.packed_experts")
 
 # The layers of gpt-oss-20b and 120b are 2880 wide inside and out. The interpreter takes minutes for a whole one, so a
 # tile of each of its two products is computed with its whole length; the others have few experts or many tokens.
@@ -68,9 +68,9 @@ def test_the_kernels_compile_for_gpus(capability: int, tile: int, monkeypatch: p
     from services.text.engine.runtimes.torch.packed_experts import TILES
 
     rows, step, warps, stages = TILES[tile]
-    constants = {"groups": WIDTH // 32, "ROWS": rows, "TOKENS": tile, "STEP": step, "DTYPE": packed_kernels.DTYPE}
+    constants = {"groups": WIDTH // 32, "ROWS": rows, "TOKENS": tile, "STEP": step, "DTYPE": packed_experts.DTYPE}
     pointers = {"blocks": "*u8", "scales": "*u8", "x": "*i32", "bias": "*bf16", "weights": "*bf16", "order": "*i32"}
-    for kernel, out in ((packed_kernels.gate_up, "*bf16"), (packed_kernels.down, "*fp32")):
+    for kernel, out in ((packed_experts.gate_up, "*bf16"), (packed_experts.down, "*fp32")):
         kinds = pointers | {"slots": "*i32", "out": out, "alpha": "fp32", "limit": "fp32"}
         kinds |= dict.fromkeys(constants, "constexpr")
         names = kernel.arg_names

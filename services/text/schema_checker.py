@@ -12,10 +12,10 @@ from services.sandbox.child import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import ChatRequest
-from services.text.schemas.messages import OUTPUT, Check, Checked, FromChecker
+from services.text.schema import OUTPUT, Check, Checked, FromChecker
 
 PROGRAM = ConfinedProgram(
-    module="services.text.schemas", messages=FromChecker, name="schemas", kind="the checker of JSON Schemas"
+    module="services.text.schema", messages=FromChecker, name="schemas", kind="the checker of JSON Schemas"
 )
 ANSWER_SECONDS = 30.0  # wall time; the process has a separate, shorter limit of processor time
 REMEMBERED = 64  # requests whose schemas are known: most callers send the same tools with every turn

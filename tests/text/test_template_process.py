@@ -13,7 +13,7 @@ import pytest
 from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
 from services.text.conversation import Message, Tool, ToolCall
 from services.text.prompt import ChatTemplate
-from services.text.rendering.template_process import MODULE, TemplateProcess
+from services.text.template_process import MODULE, TemplateProcess
 
 PATIENCE_SECONDS = 60
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -15,7 +15,7 @@ from services.auth.identity import INFERENCE, Identity
 from services.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolChoice
 from services.text.engine.sampling import SamplingParams
-from services.text.schemas.checker import SchemaChecker
+from services.text.schema_checker import SchemaChecker
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "format": "path"}}, "required": ["city"]}
 IMPOSSIBLE = {"type": "array", "uniqueItems": True}

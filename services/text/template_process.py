@@ -13,10 +13,9 @@ from services.sandbox.child import Refused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import Message, ReasoningEffort, Tool
-from services.text.prompt import thinks
-from services.text.rendering.messages import FromRenderer, Prepare, Prepared, Render, Rendered
+from services.text.prompt import FromRenderer, Prepare, Prepared, Render, Rendered, thinks
 
-MODULE = "services.text.rendering"
+MODULE = "services.text.prompt"
 CPU_SECONDS = 5.0  # for a template, and for each conversation; long ones need a tenth of it
 ANSWER_SECONDS = 60.0  # wall time; the process has a separate, shorter limit of processor time
 TOOL_FIELDS = ("name", "description", "parameters", "strict")

@@ -8,7 +8,7 @@ from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import OutOfCells
 from tests.late import late
 
-torch_pages = late("services.text.engine.runtimes.torch.pages")
+torch_pages = late("services.text.engine.runtimes.torch.attention")
 
 
 def tables(pages: int = 8) -> torch_pages.PageTables:

@@ -1,4 +1,4 @@
-"""Detection of vLLM, without importing it, in interpreters with and without it."""
+"""Detection of vLLM in interpreters with and without it, and of the builds of llama.cpp with their devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from services.models.vllm_models import (
     VLLM_MISSING,
     VLLM_QUANTIZATIONS,
 )
-from services.text.vllm_availability import text_runtimes, with_vllm_here
+from services.text import runtime_availability as builds
+from services.text.runtime_availability import (
+    llama_devices,
+    llama_environ,
+    llama_library,
+    text_runtimes,
+    with_vllm_here,
+)
+from services.worker.devices import FoundDevice, RuntimeDevices
 
 SECONDS = 60.0  # time for an interpreter's start on a busy machine
 
@@ -89,7 +97,7 @@ def test_our_own_interpreter_is_asked_without_importing_anything(tmp_path: Path)
     """In a separate process, whose working directory holds its packages."""
     program = (
         "import sys\n"
-        "from services.text.vllm_availability import text_runtimes\n"
+        "from services.text.runtime_availability import text_runtimes\n"
         "(found,) = [one for one in text_runtimes('') if one.name == 'vllm']\n"
         "assert not {'vllm', 'torch', 'ray', 'transformers'} & set(sys.modules)\n"
         "print(found.missing)\n"
@@ -103,3 +111,38 @@ def test_our_own_interpreter_is_asked_without_importing_anything(tmp_path: Path)
     assert ask() == VLLM_MISSING
     (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('imported')")
     assert ask() == ""
+
+
+def test_a_build_is_a_folder_named_for_its_device(tmp_path: Path) -> None:
+    assert llama_library("cuda", tmp_path) is None
+    assert llama_environ("cuda", tmp_path) == {}
+    for kind in ("cuda", "mps"):
+        (tmp_path / kind).mkdir()
+    assert llama_library("cuda", tmp_path) == tmp_path / "cuda"
+    assert llama_environ("cuda", tmp_path) == {"LLAMA_CPP_LIB_PATH": str(tmp_path / "cuda")}
+    assert llama_library("mps", tmp_path) is None
+    default = Path(sys.prefix) / "llama.cpp" / "cuda"
+    assert llama_library("cuda") == (default if default.is_dir() else None)
+
+
+async def test_each_build_is_asked_for_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vulkan").mkdir()
+    (tmp_path / "cuda").mkdir()
+    kinds = ("cuda", "vulkan", "mps")
+
+    async def probe(_runtime: str, environ: dict[str, str] | None = None) -> RuntimeDevices:
+        build = Path((environ or {}).get("LLAMA_CPP_LIB_PATH", "")).name
+        usable = ("cuda", "vulkan") if build == "vulkan" else ()
+        missing = {kind: f"{build or 'installed'} lacks {kind}" for kind in kinds if kind not in usable}
+        return RuntimeDevices(
+            "llama_cpp",
+            f"{build or 'cpu'} build",
+            tuple(FoundDevice(kind, f"{kind}:0", "") for kind in usable),
+            missing,
+        )
+
+    monkeypatch.setattr(builds, "probe", probe)
+    found = await llama_devices(tmp_path)
+    assert [device.kind for device in found.devices] == ["vulkan"], "the build for cuda has none"
+    assert found.missing == {"cuda": "cuda lacks cuda", "mps": "installed lacks mps"}
+    assert found.version == "vulkan build"

@@ -1,18 +1,32 @@
-"""Detects vLLM without importing it, because the import takes seconds and belongs in a worker."""
+"""Availability of the text runtimes on this machine: vLLM, and the builds of llama.cpp for GPUs.
+
+vLLM is detected without importing it, because the import takes seconds and belongs in a worker.
+
+The builds of llama.cpp stand beside the installed one for the processor. The folder `<root>/<kind>` holds one build:
+libllama and the libggml libraries that belong to it. It is renamed into place when it is complete. Workers load it
+instead of the installed one if LLAMA_CPP_LIB_PATH names it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import subprocess
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from services.models.registry import CPU, RUNTIMES, EngineRegistry, Runtime
 from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING
+from services.worker.devices import KINDS, RuntimeDevices, probe
 
 log = logging.getLogger(__name__)
 
+VARIABLE = "LLAMA_CPP_LIB_PATH"
+BUILDS = ("cuda", "vulkan")
+_LLAMA = "llama_cpp"
 NAME = "vllm"
 SECONDS = 10.0  # the other interpreter may be on a slow disk; it only starts and finds two packages
 _PACKAGES = (NAME, "services")
@@ -82,3 +96,35 @@ def _lacking(who: str, found: Collection[str]) -> str:
     if "services" not in found:
         return f"{who} has vLLM, but not allm: pip install --no-deps the same allm there (make vllm does both)"
     return ""
+
+
+def llama_library(kind: str, root: Path | None = None) -> Path | None:
+    """Returns the folder of llama.cpp's build for `cuda` or `vulkan`; None if there is none.
+
+    `root`: the folder of the builds (ALLM_LLAMA_LIBRARIES); None: `llama.cpp` in this Python environment.
+    """
+    folder = (root or Path(sys.prefix) / _LLAMA.replace("_", ".")) / kind
+    return folder if kind in BUILDS and folder.is_dir() else None
+
+
+def llama_environ(kind: str, root: Path | None = None) -> Mapping[str, str]:
+    """Returns the variables of workers that compute on `kind`; empty: the installed llama.cpp."""
+    folder = llama_library(kind, root)
+    return {VARIABLE: str(folder)} if folder else {}
+
+
+async def llama_devices(root: Path | None = None) -> RuntimeDevices:
+    """Finds the devices that llama.cpp can use: those of each build, and those of the installed library. Never raises.
+
+    A build is asked only for its own kind, because its workers use only that.
+    """
+    builds = [kind for kind in BUILDS if llama_library(kind, root)]
+    installed, *others = await asyncio.gather(
+        probe(_LLAMA), *(probe(_LLAMA, environ=llama_environ(kind, root)) for kind in builds)
+    )
+    of_kind = dict.fromkeys(KINDS[_LLAMA], installed) | dict(zip(builds, others, strict=True))
+    devices = tuple(each for kind, found in of_kind.items() for each in found.devices if each.kind == kind)
+    usable = {device.kind for device in devices}
+    missing = {kind: why for kind, found in of_kind.items() if kind not in usable and (why := found.missing.get(kind))}
+    versions = {of_kind[kind].version: None for kind in KINDS[_LLAMA] if kind in usable} or {installed.version: None}
+    return RuntimeDevices(_LLAMA, ", ".join(versions), devices, missing)
