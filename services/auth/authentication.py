@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from services.auth.caller import Caller
 from services.auth.identity import ANONYMOUS, HEADER, verify
 from services.auth.identity_keys import PublicKeyFile, PublicKeys
-from services.auth.token_file import TokenFile
+from services.auth.token_ledger import TokenFile, TokenRedis
 from services.auth.token_rates import TokenLedger, TokenRates
 from services.errors import Unauthenticated
 from services.settings.settings import Settings
@@ -85,6 +85,4 @@ async def _ledger(settings: Settings) -> TokenLedger:
     """Opens the ledger that all replicas share. Raises ImportError, ValueError or OSError if it cannot be used."""
     if not settings.store.redis_url:
         return await TokenFile.open(settings.home / RATES_NAME)
-    from services.auth.token_redis import TokenRedis  # noqa: PLC0415 (an extra of its own)
-
     return TokenRedis(settings.store.redis_url)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.storage.private_files import make_private, private_folder
-from services.storage.sqlite_file import DatabaseUnusable, SqliteFile
+from services.storage import DatabaseUnusable, SqliteFile, make_private, private_folder
 
 FILE_NAME = "catalog.db"  # in ALLM_HOME
 APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header

@@ -19,8 +19,9 @@ from services.models.hub.repository import Damaged
 from services.models.hub.transfer import download
 from services.models.manifest import Manifest, ManifestFile
 from services.provision.model_cache import ModelCache
-from services.provision.staging import on_disk, prune, publish, sync
+from services.provision.staging import on_disk, prune, publish
 from services.provision.verify import problem
+from services.storage import sync
 
 INTERVAL = 0.2  # seconds between two reports
 log = logging.getLogger(__name__)

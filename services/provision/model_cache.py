@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from services.models.manifest import Manifest
 from services.provision.verify import problem, size_problem
-from services.provision.volume_lock import VolumeLock
+from services.storage import VolumeLock
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 LONGEST_NAME = 150  # characters; filesystems allow 255, and lock names need some

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from services.models.manifest import Manifest, ManifestFile
+from services.storage import sync
 
 SMALL = 16 * 1024 * 1024  # bytes
 
@@ -31,19 +31,6 @@ def prune(manifest: Manifest, staging: Path) -> None:
         OSError: something cannot be removed.
     """
     _prune(staging, "", {file.path: file for file in manifest.files}, _folders(manifest))
-
-
-def sync(path: Path) -> None:
-    """Flushes a file's content, or a folder's list of names, to disk, so that it survives a power cut.
-
-    Raises:
-        OSError: the disk reports a failure.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def publish(manifest: Manifest, staging: Path, target: Path) -> None:

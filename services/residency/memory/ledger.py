@@ -25,7 +25,7 @@ from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.readings import Capacity
 from services.residency.memory.reservation import Full, Reservation
 from services.residency.resident import ResidentKey
-from services.storage.sqlite_file import DatabaseUnusable
+from services.storage import DatabaseUnusable
 
 log = logging.getLogger(__name__)
 NAME = "ledger.db"

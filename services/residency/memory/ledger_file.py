@@ -18,7 +18,7 @@ from typing import TypeVar
 from services.errors import Internal
 from services.residency.memory.reservation import Reservation
 from services.residency.resident import ResidentKey
-from services.storage.sqlite_file import DatabaseUnusable, SharedSqliteFile, Work
+from services.storage import DatabaseUnusable, SharedSqliteFile, Work
 
 T = TypeVar("T")
 PRIMARY = 0xFF  # masks the primary code of an extended SQLite error code

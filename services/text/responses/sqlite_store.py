@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.storage.sqlite_file import SharedSqliteFile
+from services.storage import SharedSqliteFile
 from services.text.responses import rows, store
 from services.text.responses.response import Event, Item, Response
 

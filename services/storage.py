@@ -1,15 +1,17 @@
-"""A SQLite file whose work runs in its own thread, in whole transactions.
+"""What processes keep on disk: private files and folders, locks on shared volumes, and SQLite files.
 
-Subclasses define tables and how to open the file. A commit waits for the disk, on a slow one for tens of milliseconds,
-during which the event loop must answer other RPCs; one thread also means one writer, in order.
+Private files of older releases, which others could read, are mended. Only this user's own are changed: a volume that
+root owns keeps its mode. Model files are not touched: other users may share them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import sqlite3
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +20,107 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from services.errors import Internal
-from services.storage.private_files import make_private, private_folder
+
+OTHERS = 0o077  # permissions of the group and of everybody else
+
+
+def private_folder(path: Path) -> None:
+    """Creates a folder that only its owner may enter, or mends an existing one. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    wider = (Path("/"), Path(os.path.expanduser("~")))  # noqa: PTH111 (Path.home fails for a user without a home)
+    # A folder with other purposes keeps its mode: these, and sticky ones such as /tmp.
+    if path.resolve() not in wider and not path.stat().st_mode & stat.S_ISVTX:
+        make_private(path)
+
+
+def make_private(path: Path) -> None:
+    """Takes the permissions of all others from a file or folder, if it exists and is this user's own."""
+    with contextlib.suppress(OSError):  # gone, or on a read-only disk
+        found = path.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & OTHERS:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
+
+
+def sync(path: Path) -> None:
+    """Flushes a file's content, or a folder's list of names, to disk, so that it survives a power cut.
+
+    Raises:
+        OSError: the disk reports a failure.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Writes a file that appears, with this mode, only when it is complete. One process at a time. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)  # left by a killed process
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class VolumeLock:
+    """A lock between processes that share a volume. The kernel releases it when its holder dies.
+
+    It is an flock on a lock file that is never deleted: otherwise two processes could lock different files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    @property
+    def exists(self) -> bool:
+        """True if the lock was ever taken."""
+        return self._path.is_file()
+
+    def take(self, *, shared: bool = False) -> bool:
+        """Takes the lock unless another holder excludes this; returns whether it did.
+
+        Raises:
+            OSError: the file cannot be created or opened.
+        """
+        return self._take(fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+
+    def wait_shared(self) -> None:
+        """Takes a shared lock; blocks while another process holds it exclusively.
+
+        Raises:
+            OSError: the file cannot be created or opened.
+        """
+        self._take(fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """Releases the lock, if it is held."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _take(self, operation: int) -> bool:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.release()
+        self._descriptor = descriptor
+        return True
+
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -32,7 +134,11 @@ class DatabaseUnusable(OSError):
 
 
 class SqliteFile(ABC):
-    """An open database. The caller closes it."""
+    """An open database, whose work runs in its own thread, in whole transactions. The caller closes it.
+
+    Subclasses define tables and how to open the file. A commit waits for the disk, on a slow one for tens of
+    milliseconds, during which the event loop must answer other RPCs; one thread also means one writer, in order.
+    """
 
     work_errors: ClassVar[
         tuple[type[sqlite3.Error], ...]

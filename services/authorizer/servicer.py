@@ -1,22 +1,54 @@
-"""Converts Envoy's check requests and our answers from and to protobuf (third_party/allm/envoy/external_auth.proto).
+"""envoy.service.auth.v3.Authorization: Envoy's ext_authz around the gatekeeper.
 
-A refusal is written here in the caller's protocol, because only the authorizer knows the error: OpenAI's error object
-for REST, a status with details for gRPC, and the same in headers for gRPC-Web.
+The messages are those of third_party/allm/envoy/external_auth.proto. A refusal is written here in the caller's
+protocol, because only the authorizer knows the error: OpenAI's error object for REST, a status with details for gRPC,
+and the same in headers for gRPC-Web.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
+import time
+from typing import Any
 from urllib.parse import quote
 
+import grpc
 from allm.envoy import external_auth_pb2 as pb
+from allm.envoy import external_auth_pb2_grpc
 from google.rpc import status_pb2
 
 from services.auth.identity import HEADER
-from services.authorizer.gatekeeper import Admitted, CheckedRequest
+from services.authorizer import metrics
+from services.authorizer.gatekeeper import Admitted, CheckedRequest, Gatekeeper
 from services.errors import AllmError, Unauthenticated
 from services.rpc.call import DETAILS, typed_details
+
+log = logging.getLogger(__name__)
+ADMITTED = "admitted"
+
+
+class AuthorizationServicer(external_auth_pb2_grpc.AuthorizationServicer):
+    """Answers Envoy for every request to the gateway. Envoy answers 503 if it raises: no request is admitted."""
+
+    def __init__(self, gatekeeper: Gatekeeper) -> None:
+        self._gatekeeper = gatekeeper
+
+    async def Check(  # noqa: N802
+        self, request: pb.CheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CheckResponse:
+        """Decides whether a request is admitted. Envoy's access log has each request, so none is logged here."""
+        started = time.perf_counter()
+        try:
+            response, outcome = admission(await self._gatekeeper.check(read_request(request))), ADMITTED
+        except AllmError as error:
+            response, outcome = refusal(error, request), error.code
+            log.debug("refused", extra={"code": error.code, "reason": error.message})
+        metrics.CHECKS.labels(outcome).inc()
+        metrics.CHECK_SECONDS.observe(time.perf_counter() - started)
+        return response
+
 
 CLIENT = "x-client-id"
 GRPC = "application/grpc"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.authorizer import key_snapshot
-from services.authorizer.key_snapshot import KeySnapshot
-from services.authorizer.key_table import KeyTable
+from services.authorizer import key_table
+from services.authorizer.key_table import KeySnapshot, KeyTable
+from services.storage import replace_file
 from tests.authorizer.known_keys import known, shown_key, table
 
 PATIENCE = 60.0  # seconds
@@ -58,17 +58,16 @@ async def test_every_change_is_written(tmp_path: Path) -> None:
 
 
 async def test_change_during_a_write_is_written_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_snapshot, "RETRY_SECONDS", 3600.0)  # a retry after a failure would be too late
+    monkeypatch.setattr(key_table, "RETRY_SECONDS", 3600.0)  # a retry after a failure would be too late
     path, keys = tmp_path / "keys.json", KeyTable()
-    async with kept(path, keys) as snapshot:
-        write = snapshot._write
+    async with kept(path, keys):
 
-        def write_and_change(content: bytes) -> None:
+        def write_and_change(path: Path, content: bytes, mode: int) -> None:
             if len(keys) == 1:
                 keys.put(known("bob"))
-            write(content)
+            replace_file(path, content, mode)
 
-        snapshot._write = write_and_change  # type: ignore[method-assign]
+        monkeypatch.setattr(key_table, "replace_file", write_and_change)
         keys.put(known("ann"))
         await until_it_holds(path, 2)
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from services.auth.authentication import RATES_NAME, Authenticator
-from services.auth.token_file import KEPT_SECONDS, TokenFile
+from services.auth.token_ledger import KEPT_SECONDS, PREFIX, TokenFile, TokenRedis
 from services.auth.token_rates import Spent, TokenLedger, TokenRates
-from services.auth.token_redis import PREFIX, TokenRedis
 from services.errors import RateLimited
 from services.settings.settings import load_settings
-from services.storage.sqlite_file import DatabaseUnusable
+from services.storage import DatabaseUnusable
 from tests.identities import ann, write_keys
 from tests.redis_server import RedisServer
 
@@ -27,7 +26,7 @@ EXCHANGES = 50
 _OTHER = """
 import asyncio, sys
 from pathlib import Path
-from services.auth.token_file import TokenFile
+from services.auth.token_ledger import TokenFile
 from services.auth.token_rates import Spent
 
 async def main():
