@@ -14,41 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
-from services.models.manifest import Manifest
-from services.provision.verify import problem, size_problem
+from services.errors import Cancelled
+from services.models.manifest import Manifest, ManifestFile
 from services.storage import VolumeLock
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 LONGEST_NAME = 150  # characters; filesystems allow 255, and lock names need some
-
-
-class Hold:
-    """A hold on files that this replica serves, until released. A killed process releases all its holds."""
-
-    def __init__(self, *locks: VolumeLock) -> None:
-        self._locks = list(locks)
-
-    def release(self) -> None:
-        """Ends the hold; repeated calls do nothing."""
-        while self._locks:
-            self._locks.pop().release()
-
-    def __enter__(self) -> Hold:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+CHUNK = 1024 * 1024  # bytes
 
 
 class ModelCache:
@@ -104,25 +86,23 @@ class ModelCache:
             before += file.size
         return found
 
-    def hold(self, model_id: str, *manifests: Manifest) -> Hold:
-        """Holds these files, existing or not, for this replica: nobody discards them meanwhile.
+    def hold(self, model_id: str, *manifests: Manifest) -> contextlib.ExitStack:
+        """Holds these files, existing or not, for this replica until the stack is closed: nobody discards them.
 
-        Waits while another process discards them, which takes two renames: call `find_problems` after this, not before.
+        A killed process releases all its holds. Waits while another process discards them, which takes two renames:
+        call `find_problems` after this, not before.
 
         Raises:
             OSError: the volume cannot be written to.
         """
         with contextlib.ExitStack() as taken:
-            locks = []
             for manifest in manifests:
                 if manifest.repository:
                     lock = self._lock(safe_name(model_id), manifest.digest[:16], "serve")
                     lock.wait_shared()
                     taken.callback(lock.release)
-                    locks.append(lock)
                     self._mark(model_id, manifest).unlink(missing_ok=True)
-            taken.pop_all()
-        return Hold(*locks)
+            return taken.pop_all()
 
     def discard(self, model_id: str, manifest: Manifest) -> bool:
         """Removes the files, complete or partial, unless a replica serves or fetches them; returns whether it did.
@@ -233,6 +213,59 @@ class ModelCache:
             return list(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def size_problem(file: ManifestFile, folder: Path, *, links: bool) -> str:
+    """Checks a file's presence and size; returns a sentence, empty if it is fine. `links`: allows symbolic links."""
+    path = folder / file.path
+    try:
+        found = path.stat() if links else path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path} is not a file"
+    if found.st_size != file.size:
+        return f"{path} has {found.st_size} bytes, expected {file.size}"
+    return ""
+
+
+def problem(
+    file: ManifestFile, folder: Path, progress: Callable[[int], None], stop: threading.Event, *, links: bool
+) -> str:
+    """Checks a file, including its content if the manifest has a hash; returns a sentence, empty if fine. Blocks.
+
+    `progress` is called with the number of verified bytes of the file.
+
+    Raises:
+        Cancelled: `stop` was set.
+    """
+    if sentence := size_problem(file, folder, links=links):
+        return sentence
+    if file.sha256:
+        try:
+            found = _sha256(folder / file.path, progress, stop)
+        except OSError as error:
+            return f"{folder / file.path} cannot be read: {error.strerror}"
+        if found != file.sha256:
+            return f"{folder / file.path} has SHA-256 {found}, expected {file.sha256}"
+    progress(file.size)
+    return ""
+
+
+def _sha256(path: Path, progress: Callable[[int], None], stop: threading.Event) -> str:
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as source:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while chunk := source.read(CHUNK):
+            if stop.is_set():
+                raise Cancelled(f"{path}: verifying was stopped")
+            digest.update(chunk)
+            done += len(chunk)
+            progress(done)
+    return digest.hexdigest()
 
 
 def safe_name(model_id: str) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission, Needed
 from services.residency.memory.device_memory import VulkanMemory
-from services.residency.memory.ledger import Ledger, Pools
-from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.ledger import Ledger, LedgerSync, Pools
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
 from services.residency.memory.readings import Readings, Snapshot

@@ -19,7 +19,7 @@ from typing import Any
 
 import pynvml
 
-from services.residency.memory.host_memory import read_host_memory
+from services.residency.memory.host_memory import read_host_memory, read_number
 from services.worker.devices import FoundDevice, RuntimeDevices
 
 log = logging.getLogger(__name__)
@@ -190,16 +190,12 @@ class VulkanMemory:
     def _amdgpu(self, found: FoundDevice) -> tuple[int, int] | None:
         """Returns total and used bytes from sysfs. An integrated GPU uses the host's memory (GTT), too."""
         folder = self._root / "sys/bus/pci/devices" / found.bus
-        if not found.bus or (used := _number(folder / _USED)) is None or (total := _number(folder / _TOTAL)) is None:
+        if (
+            not found.bus
+            or (used := read_number(folder / _USED)) is None
+            or (total := read_number(folder / _TOTAL)) is None
+        ):
             return None
         if not found.shares_host:
             return total, used
-        return found.total, used + (_number(folder / _USED_SHARED) or 0)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(text) if text.isdecimal() else None
+        return found.total, used + (read_number(folder / _USED_SHARED) or 0)

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.models.descriptor import Modality
-from services.provision.figure_reader import FigureReader, buckets, total
+from services.provision.reporter import FigureReader, buckets, total
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.readings import Snapshot
