@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.auth.token_ledger import TokenFile
-from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS, Database
 from services.residency.memory.ledger_file import LedgerFile
 from services.storage import WAL_BYTES, WAL_PAGES, SqliteFile, make_private, private_folder
 from services.text.responses import rows

@@ -53,7 +53,7 @@ class OpenWatches(Generic[W]):
         self._closed = False
 
     @contextmanager
-    def watch(self, make: Callable[[], W]) -> Iterator[W]:
+    def open(self, make: Callable[[], W]) -> Iterator[W]:
         """Opens a watch for the duration of the block. Raises Overloaded when there are too many."""
         if len(self._watches) >= self._most:
             raise Overloaded(f"{self._most} watches of {self._of} are open, which is the limit", retry_after=5)

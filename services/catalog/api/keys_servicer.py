@@ -5,9 +5,7 @@ from __future__ import annotations
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
 from services.auth.identity import ADMIN, WATCH_KEYS
-from services.catalog.keys.api_key import ApiKey
-from services.catalog.keys.api_keys import ApiKeys, NewKey
-from services.catalog.keys.key_watch import KeyRemoved, KeysAdded
+from services.catalog.api_keys import ApiKey, ApiKeys, KeyRemoved, KeysAdded, NewKey
 from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
 

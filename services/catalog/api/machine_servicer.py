@@ -6,9 +6,8 @@ from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
 from google.protobuf import duration_pb2
 
 from services.auth.identity import ADMIN
-from services.catalog.machine.machine import Sample, Traffic
-from services.catalog.machine.machine_watch import INTERVAL, MachineWatchers
-from services.catalog.machine.rolling_window import Percentiles
+from services.catalog.machine import Percentiles, Sample, Traffic
+from services.catalog.machine_watch import INTERVAL, MachineWatchers
 from services.errors import InvalidRequest
 from services.models import wire
 from services.models.figures_wire import event_message

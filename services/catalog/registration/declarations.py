@@ -20,8 +20,7 @@ from services.catalog import metrics
 from services.catalog.registration.marked_yaml import Wrong
 from services.catalog.registration.models_file import Declaration, ModelsFile, Problem, read_file, read_models
 from services.catalog.registration.register import Declared, Registrar
-from services.catalog.registration.registration import Registration
-from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.registrations import Registration, Registrations
 from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from services.catalog.registration.composition import Composition, LoraChoice, check_defaults
-from services.catalog.registration.registration import Registration
-from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Survey, Surveyor
 from services.catalog.registration.validation import check_aliases, check_engine, check_id, check_runtime, check_stages
 from services.errors import InvalidRequest

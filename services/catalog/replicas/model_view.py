@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.catalog.registration.registration import Registration
-from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.replicas.replica_status import Replica, ReplicaStatus
 from services.catalog.replicas.resolution import expected_state
 from services.models.artifacts import allowed

@@ -103,23 +103,19 @@ class Watch(OpenWatch[Event]):
         return (*known, view.replicas, view.state, view.reason, view.runtime) if self._statuses else known
 
 
-class Watchers:
+class Watchers(OpenWatches[Watch]):
     """All open watches of the models."""
 
     def __init__(self, views: ModelViews) -> None:
+        super().__init__(MAX_WATCHERS, "models", metrics.WATCHERS.set)
         self._views = views
-        self._open: OpenWatches[Watch] = OpenWatches(MAX_WATCHERS, "models", metrics.WATCHERS.set)
 
     def watch(self, modality: Modality | None, *, statuses: bool) -> AbstractContextManager[Watch]:
         """Opens a watch for the duration of the block. Raises Overloaded when there are too many."""
-        return self._open.watch(lambda: Watch(self._views, modality, statuses))
+        return self.open(lambda: Watch(self._views, modality, statuses))
 
     def notify(self, model_ids: Iterable[str]) -> None:
         """Notifies all watchers of changed models."""
         ids = list(model_ids)
-        for watch in self._open:
+        for watch in self:
             watch.notify(ids)
-
-    def close(self) -> None:
-        """Ends all watches, including any opened later."""
-        self._open.close()

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.catalog.catalog import Catalog
-from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS, Database
 from services.catalog.registration.registrations import Registrations
 from services.catalog.replicas.replica_status import Report
 from services.catalog.replicas.watch import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch

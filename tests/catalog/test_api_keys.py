@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 
 from services.auth.key_format import PREFIX, is_key_id, key_hash
-from services.catalog.database import Database
-from services.catalog.keys.api_keys import KEPT_SECONDS, MAX_KEYS, ApiKeys, NewKey
-from services.catalog.keys.key_watch import MAX_WATCHERS, KeyEvent, KeyRemoved, KeysAdded, KeysSynced, KeyWatch
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.api_keys import (
+    KEPT_SECONDS,
+    MAX_KEYS,
+    MAX_WATCHERS,
+    ApiKeys,
+    KeyEvent,
+    KeyRemoved,
+    KeysAdded,
+    KeysSynced,
+    KeyWatch,
+    NewKey,
+)
+from services.catalog.database import MIGRATIONS, Database
 from services.errors import InvalidRequest, KeyNotFound, Overloaded
 from tests.case import case
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.catalog.machine import machine_watch as module
-from services.catalog.machine.machine import Machine, Sample
-from services.catalog.machine.machine_watch import CaughtUp, MachineWatch, MachineWatchers, SampleHistory
+from services.catalog import machine_watch as module
+from services.catalog.machine import Machine, Sample
+from services.catalog.machine_watch import CaughtUp, MachineWatch, MachineWatchers, SampleHistory
 from services.errors import Overloaded
 from tests.catalog.catalog_service import Clock
 from tests.catalog.reported_figures import figures, host

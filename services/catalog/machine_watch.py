@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from services.catalog.machine.machine import Machine, Sample
+from services.catalog.machine import Machine, Sample
 from services.catalog.open_watches import OpenWatch, OpenWatches
 from services.catalog.replicas.replica_status import REPORT_WITHIN
 
@@ -111,7 +111,7 @@ class MachineWatchers:
 
         Raises Overloaded when there are too many.
         """
-        return self._open.watch(lambda: MachineWatch(self.history, seconds))
+        return self._open.open(lambda: MachineWatch(self.history, seconds))
 
     def tick(self) -> None:
         """Takes a sample now."""
