@@ -279,7 +279,7 @@ _DEVICES = "services/worker/devices.py"  # imports libraries only in the process
 HEAVY = {
     "llama_cpp": {
         "services/text/engine/runtimes/llama_cpp",
-        "services/models/demo/requantize.py",
+        "services/models/demo/conversion.py",
         "services/worker/ggml_devices.py",
     },
     "numpy": {
@@ -293,11 +293,11 @@ HEAVY = {
     },
     "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/dequantize.py"},
-    "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/dequantize.py"},
-    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/dequantize.py"},
-    "tokenizers": {_TORCH, "services/models/demo/dequantize.py"},
-    "gguf": {"services/models/demo/dequantize.py"},
+    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/conversion.py"},
+    "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/conversion.py"},
+    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/conversion.py"},
+    "tokenizers": {_TORCH, "services/models/demo/conversion.py"},
+    "gguf": {"services/models/demo/conversion.py"},
     "vllm": {_VLLM},
     "diffusers": {_DIFFUSERS},
     "peft": {_DIFFUSERS},

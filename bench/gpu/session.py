@@ -23,7 +23,7 @@ from services.image.memory_estimate import ImageMemoryEstimate
 from services.modality import open_registry
 from services.models.descriptor import EngineSettings, Format, ModelDescriptor, describe
 from services.models.formats.inspect import inspect
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 from services.models.registry import CPU, EngineRegistry, Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed

@@ -11,13 +11,12 @@ from pathlib import Path
 from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady
 from services.models.descriptor import Format
 from services.models.desired import ImageDefaults, Part
-from services.models.formats.base_pipeline import inspect_base
+from services.models.formats.diffusers import inspect_base
 from services.models.formats.finding import Finding
 from services.models.formats.lora import check_fit, inspect_lora
 from services.models.formats.original_layout import layout_of
 from services.models.hub.repository import HubTree
-from services.models.hub.source import HubSource, LocalSource, Source, parse_source
-from services.models.hub.source_tree import FileTree, LocalTree
+from services.models.hub.source import FileTree, HubSource, LocalSource, LocalTree, Source, parse_source
 
 FORMAT: Format = "diffusers"  # the only one that has parts
 MAX_LORAS = 16

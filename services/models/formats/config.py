@@ -9,7 +9,7 @@ from typing import Any
 
 from services.errors import ModelInvalid
 from services.models.formats.document import read_object
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")  # goes into statuses and messages
 CONFIG = "config.json"

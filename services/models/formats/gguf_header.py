@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from services.models.hub.source import read_fully
+
 MAGIC = b"GGUF"
 MAX_STRING = 64 * 1024 * 1024
 MAX_ITEMS = 16_000_000  # in an array, or tensors
@@ -244,11 +246,7 @@ class _Reader:
         if self._at != self._start + len(self._block):
             self._file.seek(self._at)
         wanted = min(max(count, BLOCK), self._size - self._at)
-        parts: list[bytes] = []
-        while wanted > 0 and (part := self._file.read(wanted)):  # remote reads may return less
-            parts.append(part)
-            wanted -= len(part)
-        self._start, self._block = self._at, b"".join(parts)
+        self._start, self._block = self._at, read_fully(self._file, wanted)
         if len(self._block) < count:
             raise self._cut_off()
 

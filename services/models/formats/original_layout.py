@@ -1,7 +1,7 @@
 """Identifies single-file image checkpoints in their original layouts, by the names and shapes of their tensors.
 
 Such a file holds only weights. This module reads its header; configuration and tokenizers come from a base, a diffusers
-pipeline of the same kind (`base_pipeline.py`).
+pipeline of the same kind (`diffusers.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from services.errors import ModelInvalid
 from services.models.formats.document import parse_object
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree, read_fully, reading
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 FIRST_READ = 256 * 1024  # bytes; holds most headers, so that a remote file takes one request
@@ -61,11 +61,8 @@ def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
         ModelInvalid: the file is no safetensors file, is inconsistent, or does not have the size that its header says.
     """
     size = tree.files[path].size
-    try:
-        with tree.open(path) as file:
-            data = _header(file, path, size)
-    except OSError as error:
-        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
+    with reading(tree, path) as file:
+        data = _header(file, path, size)
     entries = parse_object(data, f"the header of {path}", strict=True)
     metadata = entries.pop("__metadata__", None)
     if metadata is not None and not _is_metadata(metadata):
@@ -82,7 +79,7 @@ def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
 
 def _header(file: BinaryIO, path: str, size: int) -> bytes:
     """Reads the JSON of the header."""
-    begin = _read(file, min(size, FIRST_READ))
+    begin = read_fully(file, min(size, FIRST_READ))
     if begin.startswith(_LFS):
         raise ModelInvalid(f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`")
     length = int.from_bytes(begin[:8], "little")
@@ -93,18 +90,10 @@ def _header(file: BinaryIO, path: str, size: int) -> bytes:
     if size < 8 + length:
         raise ModelInvalid(f"{path} is cut off: it has {size} bytes; its header alone takes {8 + length}")
     data = begin[8 : 8 + length]
-    data += _read(file, length - len(data))
+    data += read_fully(file, length - len(data))
     if len(data) < length:
         raise ModelInvalid(f"{path} is cut off: it ends after {8 + len(data)} bytes; {size} were expected")
     return data
-
-
-def _read(file: BinaryIO, count: int) -> bytes:
-    parts: list[bytes] = []
-    while count > 0 and (part := file.read(count)):  # remote reads may return less
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def _weights(path: str, entries: dict[str, Any]) -> int:

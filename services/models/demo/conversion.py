@@ -1,15 +1,20 @@
-"""Converts the demo GGUF file to safetensors in bf16: `python -m services.models.demo.dequantize SOURCE SHA256 FOLDER`.
+"""Converts the demo GGUF file, in a process of its own, because it loads llama.cpp or torch.
 
-`safetensors_demo.py` runs it as a separate process because it loads torch. It accepts only the demo file. transformers
-could convert the file too, but needs one more package, takes half a minute, and loses the tokenizer's rule that splits
-numbers into digits.
+    python -m services.models.demo.conversion requantize SOURCE TARGET bf16|f16
+    python -m services.models.demo.conversion dequantize SOURCE SHA256 FOLDER
+
+The first writes a GGUF file in another precision, the second safetensors in bf16. The second accepts only the demo
+file: transformers could convert it too, but needs one more package, takes half a minute, and loses the tokenizer's rule
+that splits numbers into digits.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -31,9 +36,19 @@ LAYER_TENSORS = {
 }
 
 
-def main() -> None:
-    """Creates FOLDER, unless it exists; exits with a message if SOURCE does not have the hash SHA256."""
-    source, digest, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+def requantize(source: str, target: str, precision: str) -> None:
+    """Writes the GGUF file `target` in another precision, bf16 or f16; exits with 1 if llama.cpp fails."""
+    import llama_cpp  # noqa: PLC0415 (heavy: only where it is used)
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = {"bf16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16, "f16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16}[precision]
+    params.allow_requantize = True
+    params.nthread = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    sys.exit(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) and 1)
+
+
+def dequantize(source: Path, digest: str, folder: Path) -> None:
+    """Creates `folder`, unless it exists; exits with a message if `source` does not have the SHA-256 `digest`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits, then finds the finished folder
@@ -161,6 +176,15 @@ def _write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Runs one of the two conversions."""
+    kind, source, second, third = sys.argv[1:]
+    if kind == "requantize":
+        requantize(source, second, third)
+    else:
+        dequantize(Path(source), second, Path(third))
 
 
 if __name__ == "__main__":
