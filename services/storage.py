@@ -84,13 +84,13 @@ class VolumeLock:
         """True if the lock was ever taken."""
         return self._path.is_file()
 
-    def take(self, *, shared: bool = False) -> bool:
+    def take(self) -> bool:
         """Takes the lock unless another holder excludes this; returns whether it did.
 
         Raises:
             OSError: the file cannot be created or opened.
         """
-        return self._take(fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+        return self._take(fcntl.LOCK_NB | fcntl.LOCK_EX)
 
     def wait_shared(self) -> None:
         """Takes a shared lock; blocks while another process holds it exclusively.

@@ -30,8 +30,8 @@ from services.residency.memory.admission import Needed
 from services.residency.memory.device_memory import VulkanMemory
 from services.residency.memory.memory_estimate import HOST, gpu_of
 from services.residency.memory.readings import Readings
+from services.residency.memory.reservation import ResidentKey, resident_key
 from services.residency.residency import Residency
-from services.residency.resident import ResidentKey, resident_key
 from services.settings.settings import Settings, load_settings
 from services.text.llama_library import llama_devices
 from services.text.manager import LLAMA, VLLM, TextManager

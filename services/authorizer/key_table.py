@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.auth.key_format import key_hash
+from services.auth.key_format import KeyRights, key_hash
 from services.authorizer import metrics
 from services.storage import make_private, replace_file
 
@@ -22,19 +22,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKey:
+class KnownKey(KeyRights):
     """A key that is not revoked: its hash and rights, without the key itself."""
 
     id: str
     sha256: bytes
-    scopes: tuple[str, ...]
-    models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; same for the next four fields
-    tokens_per_minute: int = 0
-    concurrent_requests: int = 0
-    bytes_in_flight: int = 0
-    stored_bytes: int = 0
-    expires: int = 0  # seconds since the epoch; refused from then on; 0: never
 
 
 class KeyTable:

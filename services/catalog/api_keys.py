@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from services.auth.identity import ADMIN, INFERENCE
-from services.auth.key_format import key_hash, key_hint, new_key, new_key_id
+from services.auth.key_format import LIMITS, KeyRights, key_hash, key_hint, new_key, new_key_id
 from services.catalog.database import Database, WholeChanges
-from services.catalog.open_watches import OpenWatch, OpenWatches
+from services.catalog.watches import OpenWatch, OpenWatches
 from services.errors import InvalidRequest, KeyNotFound
 
 log = logging.getLogger(__name__)
@@ -40,22 +40,20 @@ MOST_AT_ONCE = 500  # keys of a snapshot per event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
+class NewKey(KeyRights):
+    """A key as an operator requests it. No scopes mean inference."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey(NewKey):
     """A key. Times are seconds since the epoch."""
 
     id: str
     hash: bytes = field(repr=False)  # SHA-256; the key itself is not stored
     hint: str  # the first characters, for people to recognise it
-    name: str
-    scopes: tuple[str, ...]
-    models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; same for the next four fields
-    tokens_per_minute: int = 0
-    concurrent_requests: int = 0
-    bytes_in_flight: int = 0
-    stored_bytes: int = 0
     created: int
-    expires: int = 0  # 0: never
     revoked: int = 0  # 0: not revoked
 
     @property
@@ -187,21 +185,6 @@ class KeyWatchers(OpenWatches[KeyWatch]):
             watch.notify(key_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
-    """A key as an operator requests it."""
-
-    name: str
-    scopes: tuple[str, ...] = ()  # none: inference
-    models: tuple[str, ...] = ()
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    concurrent_requests: int = 0
-    bytes_in_flight: int = 0
-    stored_bytes: int = 0
-    expires: int = 0  # seconds since the epoch; 0: never
-
-
 class ApiKeys:
     """The table of keys, with a copy in memory. `clock`: seconds since the epoch."""
 
@@ -302,14 +285,9 @@ def _check(new: NewKey, now: int) -> None:
         if not fine:
             shape = f"ids, aliases, or prefixes followed by '*', not {pattern[:MAX_MODEL]!r}"
             raise InvalidRequest(f"'models' must hold {shape}", param="models")
-    for limit, value, most in (
-        ("requests_per_minute", new.requests_per_minute, MAX_REQUESTS),
-        ("tokens_per_minute", new.tokens_per_minute, MAX_WHOLE),
-        ("concurrent_requests", new.concurrent_requests, MAX_REQUESTS),
-        ("bytes_in_flight", new.bytes_in_flight, MAX_WHOLE),
-        ("stored_bytes", new.stored_bytes, MAX_WHOLE),
-    ):
-        if not 0 <= value <= most:
+    for limit in LIMITS:
+        most = MAX_REQUESTS if "requests" in limit else MAX_WHOLE
+        if not 0 <= getattr(new, limit) <= most:
             raise InvalidRequest(f"'{limit}' must be a whole number from 0 (no limit) to {most}", param=limit)
     if new.expires and new.expires <= now:
         raise InvalidRequest("'expire_time' must be in the future", param="expire_time")

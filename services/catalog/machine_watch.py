@@ -11,13 +11,12 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog.machine import Machine, Sample
-from services.catalog.open_watches import OpenWatch, OpenWatches
-from services.catalog.replicas.replica_status import REPORT_WITHIN
+from services.catalog.replica_status import REPORT_WITHIN
+from services.catalog.watches import OpenWatch, OpenWatches
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +98,8 @@ class MachineWatch(OpenWatch[Sample | CaughtUp]):
 class MachineWatchers:
     """Takes the samples and notifies all watchers. It needs a running loop; close it."""
 
-    def __init__(self, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._clock = clock
         self.history = SampleHistory()
         self._open: OpenWatches[MachineWatch] = OpenWatches(MAX_WATCHERS, "the machine")
         self._task = asyncio.create_task(self._sample())
@@ -131,11 +129,11 @@ class MachineWatchers:
             await self._task
 
     async def _sample(self) -> None:
-        due = self._clock()
+        due = time.monotonic()
         while True:
             try:
                 self.tick()
             except Exception:  # a failed round must not end the sampling
                 log.exception("unexpected error in a sample of the machine")
-            due = max(due + INTERVAL, self._clock())
-            await asyncio.sleep(due - self._clock())
+            due = max(due + INTERVAL, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())

@@ -27,7 +27,8 @@ from services.provision.model_cache import ModelCache
 from services.provision.plan import Plan, make_plans
 from services.provision.swap import load_beside
 from services.residency.manager import ModelManager
-from services.residency.resident import Resident, ResidentKey, resident_key
+from services.residency.memory.reservation import ResidentKey, resident_key
+from services.residency.slot import Resident
 from services.rpc.deadline import ended
 from services.settings.settings import ModelSettings
 

@@ -12,8 +12,7 @@ from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 from services.auth.identity import ADMIN, SERVICE, WATCH_MEMORY
 from services.errors import InvalidRequest, Overloaded
 from services.residency.memory.readings import Snapshot
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Reservation, ResidentKey
 from services.rpc.call import Call, typed
 
 RELEASE_SECONDS = 30.0  # a worker is asked to end, killed after two seconds, and may be slow to free its memory

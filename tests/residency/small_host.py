@@ -26,8 +26,8 @@ from services.residency.memory.ledger import Ledger, LedgerSync
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.readings import Readings
+from services.residency.memory.reservation import ResidentKey, resident_key
 from services.residency.residency import Residency
-from services.residency.resident import ResidentKey, resident_key
 from services.residency.servicer import ResidencyServicer
 from services.residency.slot import Slot
 from services.settings.modality_settings import MIB

@@ -22,8 +22,7 @@ from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
 from services.residency.memory.readings import Snapshot
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Reservation, ResidentKey
 from services.residency.servicer import ResidencyServicer
 from services.rpc.call import Call
 from services.rpc.own_identity import OwnIdentity

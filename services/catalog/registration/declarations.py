@@ -35,7 +35,7 @@ class Declarations:
     """Applies the models file at `path`; None: there is no such file. It needs a running loop; close it."""
 
     def __init__(self, path: Path | None, registrations: Registrations, registrar: Registrar) -> None:
-        self._path = path
+        self.path = path
         self._registrations = registrations
         self._registrar = registrar
         self._seen: bytes | Problem | None = None  # the content last read, or the reason it could not be
@@ -49,11 +49,6 @@ class Declarations:
         self._attempted = asyncio.Event()
         self._following = asyncio.create_task(self._follow())
 
-    @property
-    def path(self) -> Path | None:
-        """The path of the models file."""
-        return self._path
-
     def problems(self) -> list[Problem]:
         """Returns the parts of the file that are not applied, each with the reason."""
         found = [self._file_problem] if self._file_problem else []
@@ -66,8 +61,8 @@ class Declarations:
 
     def check_by_hand(self, registration: Registration) -> None:
         """Checks that an operator may change or remove a model by hand. Raises InvalidRequest."""
-        if registration.declared and self._path:
-            what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self._path} instead"
+        if registration.declared and self.path:
+            what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self.path} instead"
             raise InvalidRequest(what, param="id")
 
     async def wait_until_attempted(self, seconds: float) -> None:
@@ -83,13 +78,13 @@ class Declarations:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self) -> None:
-        if self._path is None:
+        if self.path is None:
             await self._release_all()
             self._attempted.set()
             return
         while True:
             try:
-                await self._reload(self._path)
+                await self._reload(self.path)
                 await self._reconcile()
             except Exception:  # a full disk, or a bug in one round, must not end the loop
                 log.exception("unexpected error while the models file was applied")
@@ -195,8 +190,8 @@ class Declarations:
             log.exception("unexpected error while a model was declared", extra={"model": declaration.id})
             error = Internal("it could not be registered: the catalog's log has the reason")
         self._failures[declaration.id] = error
-        if (before is None or before.message != error.message) and self._path:  # logged once, not at each retry
-            _log(declaration.problem(error.param, error.message), self._path)
+        if (before is None or before.message != error.message) and self.path:  # logged once, not at each retry
+            _log(declaration.problem(error.param, error.message), self.path)
 
     def _note_attempted(self) -> None:
         if all(model_id in self._failures for model_id in self._tasks):

@@ -19,30 +19,15 @@ FIRST_READ = 256 * 1024  # bytes; holds most headers, so that a remote file take
 MAX_DIMENSIONS = 64
 _LFS = b"version https://git-lfs"
 # Bits of a number. Other dtypes are accepted without a size check.
-_BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-    "C64": 64,
+_DTYPES = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "I16 U16 F16 BF16",
+    32: "I32 U32 F32",
+    64: "I64 U64 F64 C64",
 }
+_BITS = {dtype: bits for bits, dtypes in _DTYPES.items() for dtype in dtypes.split()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class DeviceMemory:
 
 
 def read_devices(visible: str = "") -> list[DeviceMemory]:
-    """Reads GPU memory in the workers' device order (environment.py); empty without a driver. Never raises.
+    """Reads GPU memory in the workers' device order; empty without a driver. Never raises.
 
     `visible` is CUDA_VISIBLE_DEVICES (ResidencySettings.visible_devices); empty: all. A GPU that does not answer is
     omitted; the others keep their names. Metal has nothing to read: GPU and host share one memory, and the host's
@@ -156,7 +156,7 @@ class VulkanMemory:
         self, found: FoundDevice, ask: Callable[[], Awaitable[RuntimeDevices]], root: Path = Path("/")
     ) -> None:
         self._found: FoundDevice | None = found
-        self._name = found.name
+        self.name = found.name  # the worker's name, such as `vulkan:0`
         self._ask = ask
         self._root = root
         self._live = False
@@ -181,11 +181,6 @@ class VulkanMemory:
         """Starts a probe if there is no live source. Call it while no model of allm is on the GPU. Never raises."""
         if not self._live:
             self._found = (await self._ask()).first(KIND)
-
-    @property
-    def name(self) -> str:
-        """The worker's name of the GPU, such as `vulkan:0`."""
-        return self._name
 
     def _amdgpu(self, found: FoundDevice) -> tuple[int, int] | None:
         """Returns total and used bytes from sysfs. An integrated GPU uses the host's memory (GTT), too."""

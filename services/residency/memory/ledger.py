@@ -28,8 +28,7 @@ from services.residency.memory.host_memory import read_host_memory
 from services.residency.memory.ledger_file import LedgerFile, OwnerFile
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.readings import Capacity, Readings, Seen
-from services.residency.memory.reservation import Full, Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Full, Reservation, ResidentKey
 from services.residency.slot import Slot
 from services.storage import DatabaseUnusable
 from services.telemetry import metrics

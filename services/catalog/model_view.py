@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.catalog.registration.registrations import Registration, Registrations
-from services.catalog.replicas.replica_status import Replica, ReplicaStatus
-from services.catalog.replicas.resolution import expected_state
+from services.catalog.replica_status import Replica, ReplicaStatus
+from services.catalog.resolution import expected_state
 from services.models.artifacts import allowed
 from services.models.descriptor import Modality
 from services.models.desired import Artifact, DesiredModel

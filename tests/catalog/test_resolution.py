@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.catalog.replicas.replica_status import Replica
-from services.catalog.replicas.resolution import expected_state, explain
+from services.catalog.replica_status import Replica
+from services.catalog.resolution import expected_state, explain
 from services.models.desired import DesiredModel
 from services.models.registry import RUNTIMES, EngineRegistry, Runtime
 from services.provision.plan import make_plans

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
-from services.catalog.replicas import replica_status as module
-from services.catalog.replicas.replica_status import ReplicaStatus, Report
+from services.catalog import replica_status as module
+from services.catalog.replica_status import ReplicaStatus, Report
 from services.errors import Overloaded
 from services.models.registry import RUNTIMES
 from services.models.status import Status

@@ -13,8 +13,8 @@ import pytest
 from services.catalog.catalog import Catalog
 from services.catalog.database import MIGRATIONS, Database
 from services.catalog.registration.registrations import Registrations
-from services.catalog.replicas.replica_status import Report
-from services.catalog.replicas.watch import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
+from services.catalog.replica_status import Report
+from services.catalog.watches import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
 from services.errors import Overloaded
 from services.models.artifacts import SupportedModels
 from services.models.registry import RUNTIMES

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.catalog.replicas.replica_status import Replica
+from services.catalog.replica_status import Replica
 from services.errors import Unsupported
+from services.models.artifacts import runtime_of
 from services.models.desired import Artifact, DesiredModel
 from services.models.registry import Runtime, Verdict
 from services.models.status import State
@@ -54,23 +55,13 @@ def _caches(replica: Replica, desired: DesiredModel) -> tuple[list[tuple[Artifac
     skipped: list[tuple[str, str]] = []
     for artifact in desired.artifacts:
         try:
-            fitting.append((artifact, _resolve(replica, desired, artifact)))
+            runtime = runtime_of(artifact, replica.registry, desired.runtime, desired.engine)
         except Unsupported as refusal:
             reason = f"the execution cache {artifact.name} is skipped: {refusal.message}"
             skipped.append((artifact.runtime, reason))
+        else:
+            fitting.append((artifact, runtime))
     return fitting, skipped
-
-
-def _resolve(replica: Replica, desired: DesiredModel, artifact: Artifact) -> Runtime:
-    """Returns the runtime that runs an execution cache on a replica. Raises Unsupported."""
-    device = replica.registry.device_of(artifact.runtime)
-    if device not in artifact.devices:
-        raise Unsupported(
-            f"it is for {', '.join(sorted(artifact.devices))}, and {artifact.runtime} computes on {device} here"
-        )
-    if desired.runtime not in ("", artifact.runtime):
-        raise Unsupported(f"it is for {artifact.runtime}, and an operator requested {desired.runtime}")
-    return replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
 
 
 def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> list[Verdict]:
