@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from services.auth.caller import Caller
 from services.auth.identity import ANONYMOUS, HEADER, verify
@@ -46,11 +47,8 @@ class Authenticator:
         if not settings.auth.keys:
             return cls()
 
-        async def ledger() -> TokenLedger:
-            return await _ledger(settings)
-
         file = PublicKeyFile(settings.auth.public_keys_file)
-        return cls(file.read(), TokenRates(ledger), file=file)
+        return cls(file.read(), TokenRates(partial(_ledger, settings)), file=file)
 
     async def follow(self) -> None:
         """Reads the public keys again whenever their file has changed, until it is cancelled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from allm.models.v1 import manifest_pb2, model_pb2
 from google.protobuf import timestamp_pb2
@@ -20,32 +20,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MODALITIES: dict[Modality, model_pb2.Modality.ValueType] = {
-    "text": model_pb2.MODALITY_TEXT,
-    "audio": model_pb2.MODALITY_AUDIO,
-    "image": model_pb2.MODALITY_IMAGE,
+    name: model_pb2.Modality.Value(f"MODALITY_{name.upper()}") for name in get_args(Modality)
 }
 FORMATS: dict[Format, model_pb2.Format.ValueType] = {
-    "gguf": model_pb2.FORMAT_GGUF,
-    "safetensors": model_pb2.FORMAT_SAFETENSORS,
-    "whisper": model_pb2.FORMAT_WHISPER,
-    "diffusers": model_pb2.FORMAT_DIFFUSERS,
+    name: model_pb2.Format.Value(f"FORMAT_{name.upper()}") for name in get_args(Format)
 }
 STATES: dict[State, model_pb2.ModelState.ValueType] = {
-    "loaded": model_pb2.MODEL_STATE_LOADED,
-    "ready": model_pb2.MODEL_STATE_READY,
-    "verifying": model_pb2.MODEL_STATE_VERIFYING,
-    "downloading": model_pb2.MODEL_STATE_DOWNLOADING,
-    "pending": model_pb2.MODEL_STATE_PENDING,
-    "failed": model_pb2.MODEL_STATE_FAILED,
-    "unsupported": model_pb2.MODEL_STATE_UNSUPPORTED,
+    name: model_pb2.ModelState.Value(f"MODEL_STATE_{name.upper()}") for name in get_args(State)
 }
-
+PART_KINDS: dict[PartKind, manifest_pb2.PartKind.ValueType] = {
+    name: manifest_pb2.PartKind.Value(f"PART_KIND_{name.upper()}") for name in get_args(PartKind)
+}
 # Fields of a status that have the same name and type in the message.
 _STATUS = ("reason", "generation", "runtime", "device", "artifact", "done_bytes", "total_bytes")
-PART_KINDS: dict[PartKind, manifest_pb2.PartKind.ValueType] = {
-    "base": manifest_pb2.PART_KIND_BASE,
-    "lora": manifest_pb2.PART_KIND_LORA,
-}
 
 
 def word(table: dict[K, V], value: V) -> K:

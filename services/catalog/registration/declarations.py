@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from services.catalog import metrics
 from services.catalog.registration.marked_yaml import Wrong
@@ -24,6 +25,8 @@ from services.catalog.registration.registrations import Registration, Registrati
 from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound
 
 log = logging.getLogger(__name__)
+A = TypeVar("A")
+R = TypeVar("R")
 
 LOOK_SECONDS = 2.0
 FIRST_PAUSE = 2.0  # seconds until an entry that failed is tried again; doubled each time
@@ -100,13 +103,13 @@ class Declarations:
 
     async def _reload(self, path: Path) -> None:
         """Reads the file and parses it if it has changed. A file that cannot be parsed changes nothing."""
-        found = await asyncio.to_thread(_read, path)
+        found = await asyncio.to_thread(_attempt, read_file, path)
         settled = self._taken is None or found == self._seen
         self._seen = found
         if not settled or found == self._taken:
             return
         self._taken = found
-        parsed = await asyncio.to_thread(_parse, found)
+        parsed = found if isinstance(found, Problem) else await asyncio.to_thread(_attempt, read_models, found)
         if isinstance(parsed, Problem):
             self._file_problem = parsed
             _log(parsed, path)
@@ -224,24 +227,12 @@ class Declarations:
                 await self._registrations.change(holder, partial(_without, name))
 
 
-def _read(path: Path) -> bytes | Problem:
+def _attempt(read: Callable[[A], R], argument: A) -> R | Problem:
+    """Returns what `read` returns, or the problem of the file as a whole that it raises."""
     try:
-        return read_file(path)
+        return read(argument)
     except Wrong as wrong:
-        return _problem(wrong)
-
-
-def _parse(found: bytes | Problem) -> ModelsFile | Problem:
-    if isinstance(found, Problem):
-        return found
-    try:
-        return read_models(found)
-    except Wrong as wrong:
-        return _problem(wrong)
-
-
-def _problem(wrong: Wrong) -> Problem:
-    return Problem(line=wrong.line, key=wrong.key, model="", message=wrong.message)
+        return Problem(line=wrong.line, key=wrong.key, model="", message=wrong.message)
 
 
 def _without(name: str, registration: Registration) -> Registration:

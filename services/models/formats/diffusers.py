@@ -15,8 +15,8 @@ from services.models.formats.config import architecture_of
 from services.models.formats.document import read_object
 from services.models.formats.finding import Finding, listed, manifest_of, missing, place, there
 from services.models.formats.lora import refuse_adapter
-from services.models.formats.original_layout import Layout, Tensors, layout_of
-from services.models.formats.safetensors_header import read_tensors
+from services.models.formats.original_layout import Layout, layout_of
+from services.models.formats.safetensors_header import Tensors, read_tensors
 from services.models.formats.safetensors_shards import Weights, check_weights, find_weights
 from services.models.hub.source import FileTree
 from services.models.manifest import Manifest

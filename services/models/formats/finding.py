@@ -36,17 +36,6 @@ def there(tree: FileTree, path: str) -> bool:
     return path in tree.files and tree.files[path].size > 0
 
 
-def require(tree: FileTree, paths: Iterable[str]) -> None:
-    """Checks that these files exist and are not empty.
-
-    Raises:
-        ModelInvalid: some are missing or empty; names all of them.
-    """
-    wanted = [path for path in paths if not there(tree, path)]
-    if wanted:
-        raise missing(tree, wanted)
-
-
 def missing(tree: FileTree, paths: Iterable[str]) -> ModelInvalid:
     """Builds the error that names missing or empty files."""
     paths = list(paths)

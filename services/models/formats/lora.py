@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from services.errors import ModelInvalid
 from services.models.formats.finding import listed, manifest_of, place
-from services.models.formats.safetensors_header import Tensor, read_tensors
+from services.models.formats.safetensors_header import Tensors, read_tensors
 from services.models.hub.source import FileTree
 from services.models.manifest import Manifest
 
@@ -42,7 +42,6 @@ _KOHYA = {
 _COMPONENTS = frozenset({"unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3"})
 _KEYS = re.compile(r".*attn2[._](?:processor\.)?to_k")
 _PLAIN_KEYS = ".attn2.to_k.weight"
-Tensors = Mapping[str, Tensor]
 
 
 def refuse_adapter(tree: FileTree, folder: str = "") -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -37,6 +38,9 @@ class Tensor:
     dtype: str  # the format's name, such as `BF16`
     size: int  # bytes
     shape: tuple[int, ...]
+
+
+Tensors = Mapping[str, Tensor]  # by name
 
 
 def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:

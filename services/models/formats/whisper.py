@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 from services.errors import InvalidRequest, ModelInvalid
 from services.models.formats.config import CONFIG, read_config
 from services.models.formats.document import read_bytes, read_list, read_object
-from services.models.formats.finding import Finding, listed, missing, place, require, there
+from services.models.formats.finding import Finding, listed, missing, place, there
 from services.models.formats.safetensors import COMPANIONS, TOKENIZER
 from services.models.formats.safetensors_shards import WHOLE, check_weights, find_weights
 from services.models.hub.source import FileTree, read_fully, reading
@@ -78,7 +78,8 @@ def _only(tree: FileTree, paths: list[str]) -> str:
 
 
 def _openai(tree: FileTree, path: str) -> Finding:
-    require(tree, [path])
+    if not there(tree, path):
+        raise missing(tree, [path])
     multilingual = read_checkpoint(tree, path)
     if multilingual is None:
         multilingual = not path.removesuffix(CHECKPOINT).endswith(".en")
