@@ -47,11 +47,11 @@ class ModelCache:
 
     def staging(self, model_id: str, manifest: Manifest) -> Path:
         """Returns the folder that files are fetched to; it outlives the process, so that the next one resumes."""
-        return self.folder / ".partial" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
+        return self.folder / ".partial" / _key(model_id, manifest)
 
     def fetch_lock(self, model_id: str, manifest: Manifest) -> VolumeLock:
         """Returns the lock whose exclusive holder may write to the staging folder and publish."""
-        return self._lock(safe_name(model_id), manifest.digest[:16], "fetch")
+        return self._lock(_key(model_id, manifest), "fetch")
 
     def find_problems(self, manifest: Manifest, folder: Path) -> list[str]:
         """Returns what is missing in `folder` or has the wrong size; quick, because it reads no file.
@@ -98,7 +98,7 @@ class ModelCache:
         with contextlib.ExitStack() as taken:
             for manifest in manifests:
                 if manifest.repository:
-                    lock = self._lock(safe_name(model_id), manifest.digest[:16], "serve")
+                    lock = self._lock(_key(model_id, manifest), "serve")
                     lock.wait_shared()
                     taken.callback(lock.release)
                     self._mark(model_id, manifest).unlink(missing_ok=True)
@@ -112,9 +112,7 @@ class ModelCache:
         Raises:
             OSError: the volume cannot be written to.
         """
-        if not manifest.repository:
-            return False
-        return self._discard(safe_name(model_id), manifest.digest[:16])
+        return bool(manifest.repository) and self._discard(_key(model_id, manifest))
 
     def sweep(self, model_id: str, keep: Collection[Manifest]) -> None:
         """Discards all files of a model but these: those of removed generations, and of ones replaced during downtime.
@@ -130,8 +128,8 @@ class ModelCache:
                 found.add(digest)
         for digest in sorted(found - kept):
             # Skips operators' own folders: they have no lock.
-            if _DIGEST.fullmatch(digest) and self._lock(name, digest, "serve").exists:
-                self._discard(name, digest)
+            if _DIGEST.fullmatch(digest) and self._lock(key := f"{name}--{digest}", "serve").exists:
+                self._discard(key)
 
     def mark_spare(self, model_id: str, manifest: Manifest, *, existing: bool = False) -> bool:
         """Marks files as the first to go when room is needed, until a replica holds them.
@@ -142,7 +140,7 @@ class ModelCache:
         Raises:
             OSError: the volume cannot be written to.
         """
-        lock, mark = self._lock(safe_name(model_id), manifest.digest[:16], "serve"), self._mark(model_id, manifest)
+        lock, mark = self._lock(_key(model_id, manifest), "serve"), self._mark(model_id, manifest)
         try:
             if not lock.take():
                 return False
@@ -178,24 +176,24 @@ class ModelCache:
         for mark, size in sizes.items():
             if shortage > 0:
                 mark.unlink(missing_ok=True)
-                name, _, digest = mark.name.rpartition("--")
-                self._discard(name, digest)
+                self._discard(mark.name)
                 shortage -= size
         return True
 
     def _mark(self, model_id: str, manifest: Manifest) -> Path:
-        return self.folder / ".spare" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
+        return self.folder / ".spare" / _key(model_id, manifest)
 
-    def _discard(self, name: str, digest: str) -> bool:
-        published, staging = self.folder / name / digest, self.folder / ".partial" / f"{name}--{digest}"
+    def _discard(self, key: str) -> bool:
+        name, _, digest = key.rpartition("--")
+        published, staging = self.folder / name / digest, self.folder / ".partial" / key
         bin_ = self.folder / ".discarded"
         with contextlib.ExitStack() as stack:
-            for lock in (self._lock(name, digest, "fetch"), self._lock(name, digest, "serve")):
+            for lock in (self._lock(key, "fetch"), self._lock(key, "serve")):
                 stack.callback(lock.release)
                 if not lock.take():
                     return False
             bin_.mkdir(parents=True, exist_ok=True)
-            (self.folder / ".spare" / f"{name}--{digest}").unlink(missing_ok=True)
+            (self.folder / ".spare" / key).unlink(missing_ok=True)
             for folder in (published, staging):
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(bin_ / uuid.uuid4().hex)
@@ -205,8 +203,8 @@ class ModelCache:
             shutil.rmtree(left, ignore_errors=True)
         return True
 
-    def _lock(self, name: str, digest: str, kind: str) -> VolumeLock:
-        return VolumeLock(self.folder / ".locks" / f"{name}--{digest}.{kind}")
+    def _lock(self, key: str, kind: str) -> VolumeLock:
+        return VolumeLock(self.folder / ".locks" / f"{key}.{kind}")
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
@@ -266,6 +264,11 @@ def _sha256(path: Path, progress: Callable[[int], None], stop: threading.Event) 
             done += len(chunk)
             progress(done)
     return digest.hexdigest()
+
+
+def _key(model_id: str, manifest: Manifest) -> str:
+    """Returns `<id>--<digest>`, the name of a manifest's files outside of their published folder."""
+    return f"{safe_name(model_id)}--{manifest.digest[:16]}"
 
 
 def safe_name(model_id: str) -> str:

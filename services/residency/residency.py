@@ -66,9 +66,9 @@ class Residency:
         await self._ledger.close()
 
     async def evict(self, key: ResidentKey, reason: str) -> int | None:
-        """Unloads a model; returns the number of freed bytes once they are free, or None if nothing was done."""
+        """Unloads a model. See ModelManager.evict."""
         return await self._manager.evict(key, reason)
 
     def snapshot(self) -> Snapshot:
-        """Returns the last reading of memory and residents."""
+        """Returns the last reading of memory and residents; cheap: reads nothing."""
         return self._monitor.snapshot

@@ -23,6 +23,7 @@ from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
 from services.residency.memory.readings import Snapshot
 from services.residency.memory.reservation import Reservation, ResidentKey
+from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
 from services.rpc.call import Call
 from services.rpc.own_identity import OwnIdentity
@@ -44,7 +45,7 @@ ROW = Reservation(
 SNAPSHOT = Snapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
 
 
-class Scripted:
+class Scripted(Residency):
     """Residents that a test scripts."""
 
     def __init__(self) -> None:
