@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import sqlite3
 import stat
 import time
@@ -55,10 +56,9 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Writes a file that appears, with this mode, only when it is complete. One process at a time. Raises OSError."""
+    """Writes a file that appears, with this mode, only when it is complete. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)  # left by a killed process
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(content)
