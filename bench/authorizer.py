@@ -25,8 +25,7 @@ from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 from services.auth.identity_keys import AUTHORIZER, PUBLIC_NAME, create_keys
 from services.auth.key_format import key_hash, new_key, new_key_id
 from services.authorizer.__main__ import SNAPSHOT
-from services.authorizer.key_snapshot import KeySnapshot
-from services.authorizer.key_table import KeyTable, KnownKey
+from services.authorizer.key_table import KeySnapshot, KeyTable, KnownKey
 
 KEYS = 10_000
 QUESTIONS = 3000

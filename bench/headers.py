@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from services.models.formats.inspect import inspect
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 
 SHARDS = 200
 TARGET_SECONDS = 2.0

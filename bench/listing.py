@@ -22,8 +22,7 @@ import grpc
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 
-from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS, Database
 from services.catalog.registration.registrations import Registrations
 from services.models.descriptor import ModelFacts
 from services.models.desired import DesiredModel

@@ -12,8 +12,8 @@ from allm.models.v1 import residency_service_pb2_grpc
 
 from services.models.descriptor import Modality
 from services.models.registry import CPU, DEVICES, EngineRegistry, Runtime
-from services.provision.figure_reader import FigureReader
 from services.provision.provision import EVERYTHING, Provision
+from services.provision.reporter import FigureReader
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed
 from services.residency.memory.device_memory import VulkanMemory

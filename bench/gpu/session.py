@@ -23,15 +23,15 @@ from services.image.memory_estimate import ImageMemoryEstimate
 from services.modality import open_registry
 from services.models.descriptor import EngineSettings, Format, ModelDescriptor, describe
 from services.models.formats.inspect import inspect
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 from services.models.registry import CPU, EngineRegistry, Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed
 from services.residency.memory.device_memory import VulkanMemory
 from services.residency.memory.memory_estimate import HOST, gpu_of
 from services.residency.memory.readings import Readings
+from services.residency.memory.reservation import ResidentKey, resident_key
 from services.residency.residency import Residency
-from services.residency.resident import ResidentKey, resident_key
 from services.settings.settings import Settings, load_settings
 from services.text.manager import LLAMA, VLLM, TextManager
 from services.text.memory_estimate import TextMemoryEstimate

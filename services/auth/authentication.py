@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from services.auth.caller import Caller
 from services.auth.identity import ANONYMOUS, HEADER, verify
 from services.auth.identity_keys import PublicKeyFile, PublicKeys
-from services.auth.token_file import TokenFile
+from services.auth.token_ledger import TokenFile, TokenRedis
 from services.auth.token_rates import TokenLedger, TokenRates
 from services.errors import Unauthenticated
 from services.settings.settings import Settings
@@ -46,11 +47,8 @@ class Authenticator:
         if not settings.auth.keys:
             return cls()
 
-        async def ledger() -> TokenLedger:
-            return await _ledger(settings)
-
         file = PublicKeyFile(settings.auth.public_keys_file)
-        return cls(file.read(), TokenRates(ledger), file=file)
+        return cls(file.read(), TokenRates(partial(_ledger, settings)), file=file)
 
     async def follow(self) -> None:
         """Reads the public keys again whenever their file has changed, until it is cancelled."""
@@ -85,6 +83,4 @@ async def _ledger(settings: Settings) -> TokenLedger:
     """Opens the ledger that all replicas share. Raises ImportError, ValueError or OSError if it cannot be used."""
     if not settings.store.redis_url:
         return await TokenFile.open(settings.home / RATES_NAME)
-    from services.auth.token_redis import TokenRedis  # noqa: PLC0415 (an extra of its own)
-
     return TokenRedis(settings.store.redis_url)

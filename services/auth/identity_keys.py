@@ -13,8 +13,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,8 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from services.storage import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def create_keys(key_files: Mapping[str, Path], public_file: Path) -> None:
         return
     try:
         before = public_file.read_text(encoding="utf-8") if known else _HEAD
-        _write(public_file, "".join((before, "" if before.endswith("\n") else "\n", *lines)).encode(), PUBLIC)
+        replace_file(public_file, "".join((before, "" if before.endswith("\n") else "\n", *lines)).encode(), PUBLIC)
     except OSError as error:
         raise KeysUnusable(f"{PUBLIC_KEYS_FILE}={public_file}: it cannot be written: {error.strerror}") from error
 
@@ -172,25 +172,10 @@ def _create_key(path: Path) -> SigningKey:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     try:
-        _write(path, pem, PRIVATE)
+        replace_file(path, pem, PRIVATE)
     except OSError as error:
         raise KeysUnusable(f"{KEY_FILE}={path}: the key cannot be created: {error.strerror}") from error
     return SigningKey.of(made)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replaces a file atomically."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,16 +1,33 @@
-"""The format of API keys, and the parts of a key that may be stored."""
+"""The format of API keys, the parts of a key that may be stored, and what a key permits."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
+from dataclasses import dataclass
 
 PREFIX = "sk-allm-"
 SECRET_BYTES = 32
 MAX_CHARACTERS = 512  # longer texts are no keys, and not worth hashing
 SHOWN_CHARACTERS = 4  # of the random part: too few to guess the rest, enough to recognise a key
-_ID = re.compile(r"key_[0-9a-f]{16}")
+
+
+# Fields of KeyRights that limit their key; 0: no limit.
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "bytes_in_flight", "stored_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRights:
+    """What a key permits."""
+
+    scopes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
+    requests_per_minute: int = 0  # 0: no limit; same for the next four fields
+    tokens_per_minute: int = 0
+    concurrent_requests: int = 0
+    bytes_in_flight: int = 0
+    stored_bytes: int = 0
+    expires: int = 0  # seconds since the epoch; refused from then on; 0: never
 
 
 def new_key() -> str:
@@ -21,11 +38,6 @@ def new_key() -> str:
 def new_key_id() -> str:
     """Returns a new id for a key, for use where the key itself must not be seen."""
     return f"key_{secrets.token_hex(8)}"
-
-
-def is_key_id(text: str) -> bool:
-    """Returns whether a text has the form of a key's id."""
-    return bool(_ID.fullmatch(text))
 
 
 def key_hash(key: str) -> bytes:

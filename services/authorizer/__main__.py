@@ -8,12 +8,12 @@ import grpc
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
 from services.auth.identity_keys import AUTHORIZER, read_key
+from services.auth.token_ledger import REQUESTS_PREFIX, TokenRedis
 from services.auth.token_rates import REQUESTS, TokenLedger, TokenRates
-from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_follower import OPTIONS, KeyFollower
-from services.authorizer.key_snapshot import KeySnapshot
-from services.authorizer.key_table import KeyTable
+from services.authorizer.key_table import KeySnapshot, KeyTable
+from services.authorizer.servicer import AuthorizationServicer
 from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
 from services.settings.setting import SettingError
@@ -57,8 +57,6 @@ def request_rates(redis_url: str) -> TokenRates:
         return TokenRates(counted=REQUESTS)
 
     async def ledger() -> TokenLedger:
-        from services.auth.token_redis import REQUESTS_PREFIX, TokenRedis  # noqa: PLC0415 (an extra of its own)
-
         return TokenRedis(redis_url, REQUESTS_PREFIX)
 
     return TokenRates(ledger, counted=REQUESTS)

@@ -8,6 +8,7 @@ check again, by the method that is really called.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -17,9 +18,8 @@ from urllib.parse import unquote
 from services.auth.identity import ADMIN, INFERENCE, LIFETIME_SECONDS, WATCH_MEMORY, Identity, sign
 from services.auth.identity_keys import SigningKey
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
-from services.auth.token_rates import REQUESTS, TokenRates
+from services.auth.token_rates import REQUESTS, SLACK, TokenRates
 from services.authorizer.key_table import KeyTable, KnownKey
-from services.authorizer.rate_limit import RateState
 from services.errors import AuthorizerUnavailable, Forbidden, Unauthenticated
 
 OURS = "/allm."
@@ -95,6 +95,29 @@ class CheckedRequest:
     method: str
     path: str  # with its query
     authorization: str  # the header; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """The state of a key's rate of requests at one moment, in OpenAI's terms. An admitted request reports it."""
+
+    limit: int  # requests per minute
+    remaining: int  # requests that may come immediately
+    reset_seconds: int  # until the bucket is full again, rounded up
+
+    @classmethod
+    def of(cls, per_minute: int, used: float) -> RateState:
+        """Returns the state of a key that has used so many requests, which drain evenly."""
+        missing = used - SLACK
+        return cls(per_minute, int(per_minute - missing), max(0, math.ceil(missing * 60 / per_minute)))
+
+    def headers(self) -> dict[str, str]:
+        """Returns the state as HTTP headers."""
+        return {
+            "x-ratelimit-limit-requests": str(self.limit),
+            "x-ratelimit-remaining-requests": str(self.remaining),
+            "x-ratelimit-reset-requests": f"{self.reset_seconds}s",
+        }
 
 
 @dataclass(frozen=True, slots=True)

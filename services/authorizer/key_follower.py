@@ -8,6 +8,7 @@ import logging
 import grpc
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
+from services.auth.key_format import LIMITS
 from services.authorizer import metrics
 from services.authorizer.key_table import KeyTable, KnownKey
 
@@ -89,10 +90,6 @@ def known_key(hashed: keys_pb2.HashedKey) -> KnownKey:
         sha256=hashed.sha256,
         scopes=tuple(key.scopes),
         models=tuple(key.models),
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        concurrent_requests=key.concurrent_requests,
-        bytes_in_flight=key.bytes_in_flight,
-        stored_bytes=key.stored_bytes,
+        **{limit: getattr(key, limit) for limit in LIMITS},
         expires=key.expire_time.seconds if key.HasField("expire_time") else 0,
     )

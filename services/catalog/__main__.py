@@ -11,10 +11,9 @@ from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
+from services.catalog.api_keys import ApiKeys
 from services.catalog.catalog import Catalog
-from services.catalog.database import FILE_NAME, Database
-from services.catalog.keys.api_keys import ApiKeys
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import FILE_NAME, MIGRATIONS, Database
 from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import check_publishers, load_supported
 from services.rpc.server import Application, run

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.catalog.database import APPLICATION_ID, FILE_NAME
+from services.storage import sync
 
 
 class BackupError(OSError):
@@ -38,10 +39,10 @@ def back_up(home: Path, target: Path, *, replace: bool) -> Backup:
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             done = _copy(source, partial)
-            _sync(partial)
+            sync(partial)
             _check_free(source, target, replace=replace)  # somebody else may have made it meanwhile
             partial.replace(target)
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             partial.unlink(missing_ok=True)
     except sqlite3.Error as error:
@@ -87,11 +88,3 @@ def _rows(connection: sqlite3.Connection, table: str) -> int:
     """Counts the rows of a table; 0 if an older allm wrote the file and did not know the table."""
     (exists,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) if exists else 0  # noqa: S608
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

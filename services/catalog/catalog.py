@@ -13,18 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from services.catalog.machine.machine import Machine
-from services.catalog.machine.machine_watch import MachineWatchers
+from services.catalog.machine import Machine
+from services.catalog.machine_watch import MachineWatchers
+from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.declarations import Declarations
 from services.catalog.registration.register import Change, NewModel, Registrar
-from services.catalog.registration.registration import Registration
-from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Surveyor
 from services.catalog.registration.validation import check_stages
-from services.catalog.replicas.model_view import ModelView, ModelViews
-from services.catalog.replicas.replica_status import REPORT_WITHIN, ReplicaStatus, Report
-from services.catalog.replicas.resolution import explain
-from services.catalog.replicas.watch import Watchers
+from services.catalog.replica_status import REPORT_WITHIN, ReplicaStatus, Report
+from services.catalog.resolution import explain
+from services.catalog.watches import Watchers
 from services.errors import InvalidRequest
 from services.models.artifacts import SupportedModels
 from services.models.descriptor import Modality

@@ -1,6 +1,7 @@
 """The execution caches that official publishers offer for models (`supported_models.json`), and their allow-list.
 
-This module sends no requests to the hub; it defines which repositories may be used and which publishers are trusted.
+This module sends no requests to the hub; it defines which repositories may be used, which publishers are trusted, and
+which runtime runs a cache.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from services.errors import InvalidRequest, ModelInvalid
-from services.models.descriptor import Format
+from services.errors import InvalidRequest, ModelInvalid, Unsupported
+from services.models.descriptor import EngineSettings, Format
+from services.models.desired import Artifact
 from services.models.hub.source import HUB_SHAPE, HubSource, parse_source
+from services.models.registry import EngineRegistry, Runtime
 from services.settings.setting import SettingError
 
 SHIPPED = Path(__file__).with_name("supported_models.json")
@@ -104,6 +107,22 @@ def allowed(repository: str, publishers: Iterable[str]) -> bool:
         for pattern in publishers
         if _PATTERN.fullmatch(pattern) is not None
     )
+
+
+def runtime_of(artifact: Artifact, registry: EngineRegistry, asked: str, engine: EngineSettings) -> Runtime:
+    """Returns the runtime that runs an execution cache on a replica. `asked`: the one that an operator requested.
+
+    Raises:
+        Unsupported: the cache is for other devices or another runtime, or the runtime cannot run it.
+    """
+    device = registry.device_of(artifact.runtime)
+    if device not in artifact.devices:
+        raise Unsupported(
+            f"it is for {', '.join(sorted(artifact.devices))}, and {artifact.runtime} computes on {device} here"
+        )
+    if asked not in ("", artifact.runtime):
+        raise Unsupported(f"it is for {artifact.runtime}, and an operator requested {asked}")
+    return registry.resolve(artifact.facts, asked=artifact.runtime, engine=engine)
 
 
 def check_publishers(publishers: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -76,15 +76,7 @@ def describe(
 ) -> ModelDescriptor:
     """Builds the descriptor of a model whose files are in `folder`, as listed in the manifest."""
     return ModelDescriptor(
-        id=facts.id,
-        modality=facts.modality,
-        format=facts.format,
-        architecture=facts.architecture,
-        capabilities=facts.capabilities,
-        size=facts.size,
-        context_tokens=facts.context_tokens,
-        quantization=facts.quantization,
-        unpacked_size=facts.unpacked_size,
+        **{field.name: getattr(facts, field.name) for field in fields(ModelFacts)},
         generation=generation,
         files=tuple(folder / file.path for file in manifest.files),
         primary=folder / manifest.primary if manifest.primary else folder,

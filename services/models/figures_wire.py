@@ -24,12 +24,7 @@ MAX_DEVICES = 64
 MAX_EVENTS = 256
 MAX_NAME = 128  # characters
 EVENT_KINDS: dict[Kind, figures_pb2.MachineEventKind.ValueType] = {
-    "loaded": figures_pb2.MACHINE_EVENT_KIND_LOADED,
-    "unloaded": figures_pb2.MACHINE_EVENT_KIND_UNLOADED,
-    "evicted": figures_pb2.MACHINE_EVENT_KIND_EVICTED,
-    "load_failed": figures_pb2.MACHINE_EVENT_KIND_LOAD_FAILED,
-    "worker_died": figures_pb2.MACHINE_EVENT_KIND_WORKER_DIED,
-    "replica_lost": figures_pb2.MACHINE_EVENT_KIND_REPLICA_LOST,
+    kind: figures_pb2.MachineEventKind.Value(f"MACHINE_EVENT_KIND_{kind.upper()}") for kind in KINDS
 }
 _NANOS = 1_000_000_000
 

@@ -73,7 +73,7 @@ _LLAMA_CPP_DECODERS = frozenset(
 )
 
 # Encoder architectures, which only embed. A decoder embeds if its header names a pooling type; many families never do.
-_LLAMA_CPP_ENCODERS = frozenset(
+LLAMA_CPP_ENCODERS = frozenset(
     """
     bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding
     """.split()  # noqa: SIM905
@@ -110,7 +110,7 @@ RUNTIMES = (
         name="llama_cpp",
         modality="text",
         formats=frozenset({"gguf"}),
-        architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | _LLAMA_CPP_ENCODERS},
+        architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS},
         devices=frozenset({"cpu", "cuda", "vulkan", "mps"}),
     ),
     Runtime(
@@ -182,32 +182,17 @@ class EngineRegistry:
     """Resolves models to runtimes.
 
     `device`: one of DEVICES, the best of this service, and that of runtimes whose own device is not determined;
-    `forced`: an operator chose it.
+    `forced`: an operator chose it. `runtimes`: in the order of the table.
     """
 
     def __init__(self, device: str, *, forced: bool, runtimes: tuple[Runtime, ...] = RUNTIMES) -> None:
-        self._device = device
-        self._forced = forced
-        self._runtimes = tuple(one if one.device else replace(one, device=device) for one in runtimes)
-
-    @property
-    def device(self) -> str:
-        """The best device of its runtimes, or the requested one: one of DEVICES."""
-        return self._device
+        self.device = device
+        self.forced = forced
+        self.runtimes = tuple(one if one.device else replace(one, device=device) for one in runtimes)
 
     def device_of(self, name: str) -> str:
         """Returns the device on which the runtime of that name computes; the service's for an unknown name."""
-        return next((one.device for one in self._runtimes if one.name == name), self._device)
-
-    @property
-    def forced(self) -> bool:
-        """True if an operator chose the device."""
-        return self._forced
-
-    @property
-    def runtimes(self) -> tuple[Runtime, ...]:
-        """All runtimes, in the order of the table."""
-        return self._runtimes
+        return next((one.device for one in self.runtimes if one.name == name), self.device)
 
     def resolve(
         self,
@@ -221,8 +206,8 @@ class EngineRegistry:
         Raises:
             Unsupported: no runtime can; the message names the filter that failed last.
         """
-        objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self._runtimes}
-        able = [runtime for runtime in self._runtimes if not objections[runtime.name]]
+        objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self.runtimes}
+        able = [runtime for runtime in self.runtimes if not objections[runtime.name]]
         if asked and not any(runtime.name == asked for runtime in able):
             why = objections.get(asked) or f"there are {', '.join(objections) or 'no runtimes'}"
             raise Unsupported(f"{model.id}: the requested runtime {asked!r} cannot run it here: {why}")
@@ -239,8 +224,8 @@ class EngineRegistry:
     ) -> list[Verdict]:
         """Returns the verdict on every runtime, best first."""
         figures = self._figures(measured)
-        objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self._runtimes}
-        able = self._ranked([runtime for runtime in self._runtimes if not objections[runtime.name]], figures.values())
+        objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self.runtimes}
+        able = self._ranked([runtime for runtime in self.runtimes if not objections[runtime.name]], figures.values())
         chosen = next((runtime for runtime in able if not asked or runtime.name == asked), None)
         verdicts = [
             Verdict(
@@ -253,7 +238,7 @@ class EngineRegistry:
         ]
         return verdicts + [
             Verdict(runtime=runtime, able=False, chosen=False, reason=objections[runtime.name])
-            for runtime in self._runtimes
+            for runtime in self.runtimes
             if objections[runtime.name]
         ]
 
@@ -281,7 +266,7 @@ class EngineRegistry:
             return f"it does not run on {runtime.device}"
         if runtime.gpu and runtime.lacking:
             return f"{runtime.name} cannot compute on {runtime.device} here: {runtime.lacking}"
-        if not runtime.gpu and not self._forced and _memory(model) > CPU_LIMIT_BYTES:
+        if not runtime.gpu and not self.forced and _memory(model) > CPU_LIMIT_BYTES:
             return _needs_gpu(model, runtime)
         return ""
 
@@ -290,12 +275,12 @@ class EngineRegistry:
         runtimes that could run it.
         """
         here = self._refusal_here(model, engine)
-        others = [runtime for runtime in self._runtimes if runtime.missing]
+        others = [runtime for runtime in self.runtimes if runtime.missing]
         able = [runtime for runtime in others if not self._inability(runtime, model, engine)]
         return "; ".join([here, *(f"{runtime.name} could run it, but {runtime.missing}" for runtime in able)])
 
     def _refusal_here(self, model: ModelFacts, engine: EngineSettings) -> str:
-        left = [runtime for runtime in self._runtimes if runtime.modality == model.modality and not runtime.missing]
+        left = [runtime for runtime in self.runtimes if runtime.modality == model.modality and not runtime.missing]
         left = [runtime for runtime in left if model.format in runtime.formats]
         if not left:
             return f"{model.id}: no runtime here reads {model.modality} models in {model.format}"

@@ -22,16 +22,9 @@ VLLM_DECODERS = frozenset(
 
 # Left out without CUDA: models with GPU-only kernels, such as sparse attention, and models that need torchvision, which
 # the CPU environment does not have.
-VLLM_CPU_DECODERS = VLLM_DECODERS - {
-    "deepseek_v32",
-    "glm_moe_dsa",
-    "hy_v4",
-    "inkling_text",
-    "kimi_linear",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen4_exp_text",
-}
+VLLM_CPU_DECODERS = VLLM_DECODERS - frozenset(
+    "deepseek_v32 glm_moe_dsa hy_v4 inkling_text kimi_linear qwen3_5_moe_text qwen3_5_text qwen4_exp_text".split()  # noqa: SIM905
+)
 
 # Quantised weights, from vLLM's tables of methods and hardware. compressed-tensors in config.json covers many schemes;
 # on CUDA all of them have kernels.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, fields
-from typing import TypeVar
+from dataclasses import asdict, fields, replace
+from typing import TypeVar, get_args
 
 from allm.models.v1 import manifest_pb2, model_pb2
 from google.protobuf import timestamp_pb2
@@ -20,30 +20,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MODALITIES: dict[Modality, model_pb2.Modality.ValueType] = {
-    "text": model_pb2.MODALITY_TEXT,
-    "audio": model_pb2.MODALITY_AUDIO,
-    "image": model_pb2.MODALITY_IMAGE,
+    name: model_pb2.Modality.Value(f"MODALITY_{name.upper()}") for name in get_args(Modality)
 }
 FORMATS: dict[Format, model_pb2.Format.ValueType] = {
-    "gguf": model_pb2.FORMAT_GGUF,
-    "safetensors": model_pb2.FORMAT_SAFETENSORS,
-    "whisper": model_pb2.FORMAT_WHISPER,
-    "diffusers": model_pb2.FORMAT_DIFFUSERS,
+    name: model_pb2.Format.Value(f"FORMAT_{name.upper()}") for name in get_args(Format)
 }
 STATES: dict[State, model_pb2.ModelState.ValueType] = {
-    "loaded": model_pb2.MODEL_STATE_LOADED,
-    "ready": model_pb2.MODEL_STATE_READY,
-    "verifying": model_pb2.MODEL_STATE_VERIFYING,
-    "downloading": model_pb2.MODEL_STATE_DOWNLOADING,
-    "pending": model_pb2.MODEL_STATE_PENDING,
-    "failed": model_pb2.MODEL_STATE_FAILED,
-    "unsupported": model_pb2.MODEL_STATE_UNSUPPORTED,
+    name: model_pb2.ModelState.Value(f"MODEL_STATE_{name.upper()}") for name in get_args(State)
 }
-
 PART_KINDS: dict[PartKind, manifest_pb2.PartKind.ValueType] = {
-    "base": manifest_pb2.PART_KIND_BASE,
-    "lora": manifest_pb2.PART_KIND_LORA,
+    name: manifest_pb2.PartKind.Value(f"PART_KIND_{name.upper()}") for name in get_args(PartKind)
 }
+# Fields of a status that have the same name and type in the message.
+_STATUS = ("reason", "generation", "runtime", "device", "artifact", "done_bytes", "total_bytes")
 
 
 def word(table: dict[K, V], value: V) -> K:
@@ -110,9 +99,9 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
         else:
             message.loras.add(source=part.source, scale=part.scale, revision=part.manifest.revision)
     if desired.image_defaults != ImageDefaults():
-        message.image_defaults.CopyFrom(image_defaults_message(desired.image_defaults))
+        message.image_defaults.CopyFrom(model_pb2.ImageDefaults(**asdict(desired.image_defaults)))
     if desired.engine != AS_THE_SERVICE_DOES:
-        message.engine.CopyFrom(engine_message(desired.engine))
+        message.engine.CopyFrom(model_pb2.EngineSettings(**asdict(desired.engine)))
     return message
 
 
@@ -123,22 +112,12 @@ def part_message(part: Part) -> manifest_pb2.Part:
     )
 
 
-def image_defaults_message(defaults: ImageDefaults) -> model_pb2.ImageDefaults:
-    """Encodes the defaults of an image model."""
-    return model_pb2.ImageDefaults(steps=defaults.steps, guidance=defaults.guidance)
-
-
 def read_image_defaults(message: model_pb2.ImageDefaults) -> ImageDefaults:
     """Decodes the defaults of an image model."""
     return ImageDefaults(
         steps=message.steps if message.HasField("steps") else None,
         guidance=message.guidance if message.HasField("guidance") else None,
     )
-
-
-def engine_message(engine: EngineSettings) -> model_pb2.EngineSettings:
-    """Encodes engine settings."""
-    return model_pb2.EngineSettings(**asdict(engine))
 
 
 def read_engine(message: model_pb2.EngineSettings) -> EngineSettings:
@@ -198,14 +177,8 @@ def status_message(replica: str, status: Status) -> model_pb2.ReplicaStatus:
     message = model_pb2.ReplicaStatus(
         replica=replica,
         state=STATES[status.state],
-        reason=status.reason,
-        generation=status.generation,
-        runtime=status.runtime,
-        device=status.device,
-        artifact=status.artifact,
-        done_bytes=status.done_bytes,
-        total_bytes=status.total_bytes,
         peak_memory_bytes=status.peak_memory,
+        **{name: getattr(status, name) for name in _STATUS},
     )
     if status.next:
         message.next.generation = status.next.generation
@@ -239,13 +212,7 @@ def read_status(message: model_pb2.ReplicaStatus) -> Status:
         )
     return Status(
         state=word(STATES, message.state),
-        generation=message.generation,
-        reason=message.reason,
-        runtime=message.runtime,
-        device=message.device,
-        artifact=message.artifact,
-        done_bytes=message.done_bytes,
-        total_bytes=message.total_bytes,
+        **{name: getattr(message, name) for name in _STATUS},
         peak_memory=message.peak_memory_bytes,
         next=following,
         memory=_read_memory(message.memory) if message.HasField("memory") else None,
@@ -301,14 +268,11 @@ def _artifact_message(artifact: Artifact) -> manifest_pb2.Artifact:
 
 def _read_artifact(owner: ModelFacts, message: manifest_pb2.Artifact) -> Artifact:
     manifest = read_manifest(message.manifest)
-    facts = ModelFacts(
-        id=owner.id,
-        modality=owner.modality,
+    facts = replace(
+        owner,
         format=word(FORMATS, message.format),
         architecture=message.architecture,
-        capabilities=owner.capabilities,
         size=manifest.size,
-        context_tokens=owner.context_tokens,
         quantization=message.quantization,
         unpacked_size=message.unpacked_bytes,
     )

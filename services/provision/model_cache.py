@@ -14,41 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
-from services.models.manifest import Manifest
-from services.provision.verify import problem, size_problem
-from services.provision.volume_lock import VolumeLock
+from services.errors import Cancelled
+from services.models.manifest import Manifest, ManifestFile
+from services.storage import VolumeLock
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 LONGEST_NAME = 150  # characters; filesystems allow 255, and lock names need some
-
-
-class Hold:
-    """A hold on files that this replica serves, until released. A killed process releases all its holds."""
-
-    def __init__(self, *locks: VolumeLock) -> None:
-        self._locks = list(locks)
-
-    def release(self) -> None:
-        """Ends the hold; repeated calls do nothing."""
-        while self._locks:
-            self._locks.pop().release()
-
-    def __enter__(self) -> Hold:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+CHUNK = 1024 * 1024  # bytes
 
 
 class ModelCache:
@@ -65,11 +47,11 @@ class ModelCache:
 
     def staging(self, model_id: str, manifest: Manifest) -> Path:
         """Returns the folder that files are fetched to; it outlives the process, so that the next one resumes."""
-        return self.folder / ".partial" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
+        return self.folder / ".partial" / _key(model_id, manifest)
 
     def fetch_lock(self, model_id: str, manifest: Manifest) -> VolumeLock:
         """Returns the lock whose exclusive holder may write to the staging folder and publish."""
-        return self._lock(safe_name(model_id), manifest.digest[:16], "fetch")
+        return self._lock(_key(model_id, manifest), "fetch")
 
     def find_problems(self, manifest: Manifest, folder: Path) -> list[str]:
         """Returns what is missing in `folder` or has the wrong size; quick, because it reads no file.
@@ -104,25 +86,23 @@ class ModelCache:
             before += file.size
         return found
 
-    def hold(self, model_id: str, *manifests: Manifest) -> Hold:
-        """Holds these files, existing or not, for this replica: nobody discards them meanwhile.
+    def hold(self, model_id: str, *manifests: Manifest) -> contextlib.ExitStack:
+        """Holds these files, existing or not, for this replica until the stack is closed: nobody discards them.
 
-        Waits while another process discards them, which takes two renames: call `find_problems` after this, not before.
+        A killed process releases all its holds. Waits while another process discards them, which takes two renames:
+        call `find_problems` after this, not before.
 
         Raises:
             OSError: the volume cannot be written to.
         """
         with contextlib.ExitStack() as taken:
-            locks = []
             for manifest in manifests:
                 if manifest.repository:
-                    lock = self._lock(safe_name(model_id), manifest.digest[:16], "serve")
+                    lock = self._lock(_key(model_id, manifest), "serve")
                     lock.wait_shared()
                     taken.callback(lock.release)
-                    locks.append(lock)
                     self._mark(model_id, manifest).unlink(missing_ok=True)
-            taken.pop_all()
-        return Hold(*locks)
+            return taken.pop_all()
 
     def discard(self, model_id: str, manifest: Manifest) -> bool:
         """Removes the files, complete or partial, unless a replica serves or fetches them; returns whether it did.
@@ -132,9 +112,7 @@ class ModelCache:
         Raises:
             OSError: the volume cannot be written to.
         """
-        if not manifest.repository:
-            return False
-        return self._discard(safe_name(model_id), manifest.digest[:16])
+        return bool(manifest.repository) and self._discard(_key(model_id, manifest))
 
     def sweep(self, model_id: str, keep: Collection[Manifest]) -> None:
         """Discards all files of a model but these: those of removed generations, and of ones replaced during downtime.
@@ -150,8 +128,8 @@ class ModelCache:
                 found.add(digest)
         for digest in sorted(found - kept):
             # Skips operators' own folders: they have no lock.
-            if _DIGEST.fullmatch(digest) and self._lock(name, digest, "serve").exists:
-                self._discard(name, digest)
+            if _DIGEST.fullmatch(digest) and self._lock(key := f"{name}--{digest}", "serve").exists:
+                self._discard(key)
 
     def mark_spare(self, model_id: str, manifest: Manifest, *, existing: bool = False) -> bool:
         """Marks files as the first to go when room is needed, until a replica holds them.
@@ -162,7 +140,7 @@ class ModelCache:
         Raises:
             OSError: the volume cannot be written to.
         """
-        lock, mark = self._lock(safe_name(model_id), manifest.digest[:16], "serve"), self._mark(model_id, manifest)
+        lock, mark = self._lock(_key(model_id, manifest), "serve"), self._mark(model_id, manifest)
         try:
             if not lock.take():
                 return False
@@ -198,24 +176,24 @@ class ModelCache:
         for mark, size in sizes.items():
             if shortage > 0:
                 mark.unlink(missing_ok=True)
-                name, _, digest = mark.name.rpartition("--")
-                self._discard(name, digest)
+                self._discard(mark.name)
                 shortage -= size
         return True
 
     def _mark(self, model_id: str, manifest: Manifest) -> Path:
-        return self.folder / ".spare" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
+        return self.folder / ".spare" / _key(model_id, manifest)
 
-    def _discard(self, name: str, digest: str) -> bool:
-        published, staging = self.folder / name / digest, self.folder / ".partial" / f"{name}--{digest}"
+    def _discard(self, key: str) -> bool:
+        name, _, digest = key.rpartition("--")
+        published, staging = self.folder / name / digest, self.folder / ".partial" / key
         bin_ = self.folder / ".discarded"
         with contextlib.ExitStack() as stack:
-            for lock in (self._lock(name, digest, "fetch"), self._lock(name, digest, "serve")):
+            for lock in (self._lock(key, "fetch"), self._lock(key, "serve")):
                 stack.callback(lock.release)
                 if not lock.take():
                     return False
             bin_.mkdir(parents=True, exist_ok=True)
-            (self.folder / ".spare" / f"{name}--{digest}").unlink(missing_ok=True)
+            (self.folder / ".spare" / key).unlink(missing_ok=True)
             for folder in (published, staging):
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(bin_ / uuid.uuid4().hex)
@@ -225,14 +203,72 @@ class ModelCache:
             shutil.rmtree(left, ignore_errors=True)
         return True
 
-    def _lock(self, name: str, digest: str, kind: str) -> VolumeLock:
-        return VolumeLock(self.folder / ".locks" / f"{name}--{digest}.{kind}")
+    def _lock(self, key: str, kind: str) -> VolumeLock:
+        return VolumeLock(self.folder / ".locks" / f"{key}.{kind}")
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
             return list(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def size_problem(file: ManifestFile, folder: Path, *, links: bool) -> str:
+    """Checks a file's presence and size; returns a sentence, empty if it is fine. `links`: allows symbolic links."""
+    path = folder / file.path
+    try:
+        found = path.stat() if links else path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path} is not a file"
+    if found.st_size != file.size:
+        return f"{path} has {found.st_size} bytes, expected {file.size}"
+    return ""
+
+
+def problem(
+    file: ManifestFile, folder: Path, progress: Callable[[int], None], stop: threading.Event, *, links: bool
+) -> str:
+    """Checks a file, including its content if the manifest has a hash; returns a sentence, empty if fine. Blocks.
+
+    `progress` is called with the number of verified bytes of the file.
+
+    Raises:
+        Cancelled: `stop` was set.
+    """
+    if sentence := size_problem(file, folder, links=links):
+        return sentence
+    if file.sha256:
+        try:
+            found = _sha256(folder / file.path, progress, stop)
+        except OSError as error:
+            return f"{folder / file.path} cannot be read: {error.strerror}"
+        if found != file.sha256:
+            return f"{folder / file.path} has SHA-256 {found}, expected {file.sha256}"
+    progress(file.size)
+    return ""
+
+
+def _sha256(path: Path, progress: Callable[[int], None], stop: threading.Event) -> str:
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as source:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while chunk := source.read(CHUNK):
+            if stop.is_set():
+                raise Cancelled(f"{path}: verifying was stopped")
+            digest.update(chunk)
+            done += len(chunk)
+            progress(done)
+    return digest.hexdigest()
+
+
+def _key(model_id: str, manifest: Manifest) -> str:
+    """Returns `<id>--<digest>`, the name of a manifest's files outside of their published folder."""
+    return f"{safe_name(model_id)}--{manifest.digest[:16]}"
 
 
 def safe_name(model_id: str) -> str:

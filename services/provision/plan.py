@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.errors import Unsupported
-from services.models.artifacts import allowed
+from services.models.artifacts import allowed, runtime_of
 from services.models.descriptor import (
     AS_THE_SERVICE_DOES,
     EngineSettings,
@@ -91,12 +91,8 @@ def _artifact_plan(
     """Makes a plan with an execution cache; None if publisher, device or runtime does not match."""
     if not allowed(artifact.manifest.repository, publishers):
         return None
-    if registry.device_of(artifact.runtime) not in artifact.devices:
-        return None
-    if desired.runtime not in ("", artifact.runtime):
-        return None
     try:
-        runtime = registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
+        runtime = runtime_of(artifact, registry, desired.runtime, desired.engine)
     except Unsupported:
         return None
     return Plan(

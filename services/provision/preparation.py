@@ -7,10 +7,10 @@ only once the new one is loaded.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from services.models.status import NextStatus, State, Status
 from services.models.store import ModelStore, Serving, StoredModel
 from services.provision.canonical import Canonical, canonical_files
 from services.provision.fetch import FetchProblem, Progress, fetch
-from services.provision.model_cache import Hold, ModelCache
+from services.provision.model_cache import ModelCache
 from services.provision.plan import Plan, make_plans
 from services.provision.swap import load_beside
 from services.residency.manager import ModelManager
-from services.residency.resident import Resident, ResidentKey, resident_key
+from services.residency.memory.reservation import ResidentKey, resident_key
+from services.residency.slot import Resident
 from services.rpc.deadline import ended
 from services.settings.settings import ModelSettings
 
@@ -76,7 +77,7 @@ class _Stand:
 
     serving: Serving
     plan: Plan
-    hold: Hold
+    hold: ExitStack
 
     @property
     def key(self) -> ResidentKey:
@@ -189,7 +190,7 @@ class Preparation:
                 task.cancel()
         await asyncio.gather(*self._side_tasks, return_exceptions=True)  # waits for requests on earlier generations
         if self._stand:
-            self._stand.hold.release()
+            self._stand.hold.close()
         if forget:
             await asyncio.to_thread(self._means.model_cache.sweep, self.desired.id, ())
 
@@ -236,10 +237,10 @@ class Preparation:
             folders = [await self._bring(desired, manifest, coming) for manifest in plan.manifests]
             await self._take_over(desired, plan, folders, hold)
         except BaseException:
-            hold.release()
+            hold.close()
             raise
 
-    async def _hold(self, model_id: str, manifests: Sequence[Manifest], coming: _Coming) -> Hold:
+    async def _hold(self, model_id: str, manifests: Sequence[Manifest], coming: _Coming) -> ExitStack:
         """Holds files; retries while the disk fails."""
         while True:
             try:
@@ -249,16 +250,16 @@ class Preparation:
                 self._come(coming, "failed", ModelInvalid(f"{where} cannot be written: {error.strerror or error}"))
             await asyncio.sleep(LOOK_AGAIN)
 
-    async def _try_to_hold(self, model_id: str, manifests: Sequence[Manifest]) -> Hold:
+    async def _try_to_hold(self, model_id: str, manifests: Sequence[Manifest]) -> ExitStack:
         """Holds files; a cancelled call leaves nothing held."""
         taking = asyncio.create_task(asyncio.to_thread(self._means.model_cache.hold, model_id, *manifests))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            with contextlib.suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):
                 await ended(taking)
             if not taking.exception():
-                taking.result().release()
+                taking.result().close()
             raise
 
     def _serves(self, plan: Plan, generation: int) -> bool:
@@ -295,7 +296,7 @@ class Preparation:
             await asyncio.sleep(LOOK_AGAIN)
         return folder
 
-    async def _take_over(self, desired: DesiredModel, plan: Plan, folders: Sequence[Path], hold: Hold) -> None:
+    async def _take_over(self, desired: DesiredModel, plan: Plan, folders: Sequence[Path], hold: ExitStack) -> None:
         means, old = self._means, self._stand
         descriptor = plan.descriptor(desired.generation, folders)
         new = _Stand(serving=Serving(descriptor=descriptor, runtime=plan.runtime), plan=plan, hold=hold)
@@ -327,7 +328,7 @@ class Preparation:
         """Retires the generation that served before, once idle, and deletes all files that are no longer wanted."""
         if old:
             await self._means.manager.retire(self.desired.id, keep=new.key)
-            old.hold.release()
+            old.hold.close()
         wanted = [artifact.manifest for artifact in self.desired.artifacts]
         if self._means.settings.keep_canonical or not (self._stand and self._stand.plan.artifact):
             wanted += canonical_files(self.desired)
@@ -346,10 +347,10 @@ class Preparation:
             self._stand = None
             self._prepare()
             await self._means.manager.retire(self.desired.id)
-            stand.hold.release()
+            stand.hold.close()
 
     async def _load(self, serving: Serving) -> None:
-        with contextlib.suppress(AllmError):  # the manager keeps it, and the status shows it
+        with suppress(AllmError):  # the manager keeps it, and the status shows it
             await self._means.manager.load(serving.descriptor, serving.runtime)
             self.preload = False
 

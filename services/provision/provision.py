@@ -9,12 +9,10 @@ from typing import Any
 from services.models.descriptor import Modality
 from services.models.registry import EngineRegistry
 from services.models.store import ModelStore
-from services.provision.figure_reader import FigureReader
-from services.provision.follower import Follower
+from services.provision.follower import Follower, ModelSet
 from services.provision.model_cache import ModelCache
-from services.provision.model_set import ModelSet
 from services.provision.preparation import Means
-from services.provision.reporter import Reporter
+from services.provision.reporter import FigureReader, Reporter
 from services.residency.manager import ModelManager
 from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.settings.model_groups import GroupShare

@@ -10,8 +10,7 @@ from typing import Any
 from services.errors import OutOfMemory
 from services.models.store import Serving
 from services.residency.manager import ModelManager
-from services.residency.memory.reservation import NeverFits, TooManyModels
-from services.residency.resident import resident_key
+from services.residency.memory.reservation import NeverFits, TooManyModels, resident_key
 
 log = logging.getLogger(__name__)
 

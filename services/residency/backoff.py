@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.errors import AllmError, ModelNotReady
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import ResidentKey
 
 FREE = 2  # failures in a row after which the next request still retries
 FIRST_PAUSE = 1.0  # seconds

@@ -20,9 +20,8 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.models.status import MemoryStatus
 from services.residency.backoff import Backoff
-from services.residency.memory.reservation import NeverFits
-from services.residency.resident import Resident, ResidentKey, resident_key
-from services.residency.slot import Slot
+from services.residency.memory.reservation import NeverFits, ResidentKey, resident_key
+from services.residency.slot import Resident, Slot
 from services.rpc.deadline import is_cancelled
 from services.settings.modality_settings import MIB
 from services.telemetry import metrics, tracing

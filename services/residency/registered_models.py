@@ -10,7 +10,7 @@ from services.auth.caller import current_caller
 from services.errors import AllmError, Unsupported
 from services.models.store import ModelStore, StoredModel
 from services.residency.manager import ModelManager
-from services.residency.resident import Resident
+from services.residency.slot import Resident
 
 R = TypeVar("R", bound=Resident)
 

@@ -8,12 +8,11 @@ from typing import Any
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission, Needed
 from services.residency.memory.device_memory import VulkanMemory
-from services.residency.memory.ledger import Ledger, Pools
-from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.ledger import Ledger, LedgerSync, Pools
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
 from services.residency.memory.readings import Readings, Snapshot
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import ResidentKey
 from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.settings.settings import Settings
 
@@ -67,9 +66,9 @@ class Residency:
         await self._ledger.close()
 
     async def evict(self, key: ResidentKey, reason: str) -> int | None:
-        """Unloads a model; returns the number of freed bytes once they are free, or None if nothing was done."""
+        """Unloads a model. See ModelManager.evict."""
         return await self._manager.evict(key, reason)
 
     def snapshot(self) -> Snapshot:
-        """Returns the last reading of memory and residents."""
+        """Returns the last reading of memory and residents; cheap: reads nothing."""
         return self._monitor.snapshot

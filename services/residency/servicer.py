@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Protocol
 
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 
 from services.auth.identity import ADMIN, SERVICE, WATCH_MEMORY
 from services.errors import InvalidRequest, Overloaded
 from services.residency.memory.readings import Snapshot
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Reservation, ResidentKey
+from services.residency.residency import Residency
 from services.rpc.call import Call, typed
 
 RELEASE_SECONDS = 30.0  # a worker is asked to end, killed after two seconds, and may be slow to free its memory
@@ -24,25 +23,11 @@ MAX_NAME = 128  # characters of a name that goes into the log
 PEER = "peer"  # the reason of evictions at a neighbour's request
 
 
-class Residents(Protocol):
-    """The models in a service's memory, and their eviction."""
-
-    async def evict(self, key: ResidentKey, reason: str) -> int | None:
-        """Unloads a model; returns the number of freed bytes once they are free.
-
-        Returns None if nothing was done: the model is absent, still loading, in use, or pinned. `reason`: one word, for
-        the metric and the log: `peer`.
-        """
-
-    def snapshot(self) -> Snapshot:
-        """Returns the last reading of memory and residents; cheap: reads nothing."""
-
-
 class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
     """The residency API of one service process."""
 
-    def __init__(self, residents: Residents) -> None:
-        self._residents = residents
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
         self._watches = 0
         self._ending = asyncio.Event()
 
@@ -60,7 +45,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
                 raise InvalidRequest(f"{name} is required", param=name)
         key = ResidentKey(request.model_id, request.generation, request.runtime)
         # Shielded: a neighbour that gives up waiting must not leave a half-closed worker.
-        freed = await asyncio.shield(self._residents.evict(key, PEER))
+        freed = await asyncio.shield(self._residency.evict(key, PEER))
         call.facts["requester"] = request.requester[:MAX_NAME]
         call.facts["released"] = freed is not None
         return residency_service_pb2.ReleaseResponse(released=freed is not None, bytes=freed or 0)
@@ -70,7 +55,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         self, request: residency_service_pb2.GetResidencyRequest, call: Call
     ) -> residency_service_pb2.GetResidencyResponse:
         """Returns memory and models once."""
-        return residency_service_pb2.GetResidencyResponse(residency=_residency(self._residents.snapshot()))
+        return residency_service_pb2.GetResidencyResponse(residency=_residency(self._residency.snapshot()))
 
     @typed(scope=ADMIN, also=WATCH_MEMORY)
     async def WatchResidency(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
@@ -83,7 +68,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         try:
             sent: Snapshot | None = None
             while not self._ending.is_set():
-                now = self._residents.snapshot()
+                now = self._residency.snapshot()
                 if now != sent:
                     await call.send(residency_service_pb2.WatchResidencyResponse(residency=_residency(now)))
                     sent = now

@@ -1,4 +1,4 @@
-"""A slot of the manager: a model that is loaded or loading, and its leases."""
+"""A slot of the manager: a model that is loaded or loading, its interface, and its leases."""
 
 from __future__ import annotations
 
@@ -7,15 +7,39 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import Resident, ResidentKey, resident_key
+from services.residency.memory.reservation import Reservation, ResidentKey, resident_key
 from services.telemetry import metrics
 from services.telemetry.metrics import ModelPart
 from services.telemetry.span import Span
+
+
+class Resident(Protocol):
+    """A loaded model."""
+
+    @property
+    def alive(self) -> bool:
+        """True if it takes requests; the next lease replaces a dead one."""
+
+    @property
+    def problem(self) -> AllmError | None:
+        """Why it takes no more requests; None while it does, and if the cause is unknown."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of its worker; 0 if it has no separate process."""
+
+    @property
+    def peak_memory(self) -> int:
+        """The peak of its memory, in bytes; 0 if unknown."""
+
+    async def close(self) -> None:
+        """Stops its worker and frees its memory."""
+
 
 R = TypeVar("R", bound=Resident)
 

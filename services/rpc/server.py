@@ -31,7 +31,7 @@ from services.settings.modality_settings import MIB
 from services.settings.setting import SettingError
 from services.settings.settings import ServiceSettings, Settings, load_settings
 from services.settings.tls_settings import ServiceTls
-from services.storage.private_files import private_folder
+from services.storage import private_folder
 from services.telemetry import tracing
 from services.telemetry.logs import setup_logs
 from services.telemetry.metrics import SWEEP_SECONDS, TASKS, forget_others, serve_metrics

@@ -17,10 +17,8 @@ from allm.keys.v1 import keys_pb2_grpc
 from services.authorizer.key_follower import OPTIONS, KeyFollower
 from services.authorizer.key_table import KeyTable
 from services.catalog.api.keys_servicer import KeyServicer
-from services.catalog.database import Database
-from services.catalog.keys.api_key import ApiKey
-from services.catalog.keys.api_keys import MAX_KEYS, ApiKeys, NewKey
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.api_keys import MAX_KEYS, ApiKey, ApiKeys, NewKey
+from services.catalog.database import MIGRATIONS, Database
 
 PATIENCE = 60.0  # seconds
 

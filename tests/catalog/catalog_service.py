@@ -27,8 +27,7 @@ from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.catalog import Catalog
-from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS, Database
 from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import load_supported
 from services.settings.settings import Settings, load_settings

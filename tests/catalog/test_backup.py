@@ -19,9 +19,8 @@ import pytest
 from allm.models.v1 import model_service_pb2
 
 from services.catalog.backup import BackupError, back_up
-from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
-from services.catalog.registration.registration import read_all
+from services.catalog.database import MIGRATIONS, Database
+from services.catalog.registration.registrations import read_all
 from tests.catalog.catalog_process import connected, killed, launch, until_serving
 from tests.catalog.model_files import gguf
 
@@ -31,7 +30,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS
 
 COLUMNS = "hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked"
 INSERT = f"INSERT INTO api_keys (id, {COLUMNS}) VALUES (?, ?, '', ?, '[]', '[]', 0, 0, ?, 0, 0)"

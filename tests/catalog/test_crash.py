@@ -16,7 +16,7 @@ import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
 
-from services.catalog.registration.registration import read_all
+from services.catalog.registration.registrations import read_all
 from tests.catalog.catalog_process import connected, killed, launch, until_serving
 from tests.catalog.model_files import gguf
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.catalog.database import Database, DatabaseUnusable
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS, Database, DatabaseUnusable
 from services.errors import Internal
 
 FIRST = "CREATE TABLE words (word TEXT PRIMARY KEY) STRICT"
@@ -133,7 +132,7 @@ FULL = """
 import asyncio, resource, sys
 from pathlib import Path
 from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.database import MIGRATIONS
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:
     asyncio.run(Database.open(Path(sys.argv[1]), MIGRATIONS))

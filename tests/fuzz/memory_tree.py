@@ -10,7 +10,7 @@ from services.models.manifest import ManifestFile
 
 
 class MemoryTree:
-    """A listing for the inspection (`services.models.hub.source_tree.FileTree`)."""
+    """A listing for the inspection (`services.models.hub.source.FileTree`)."""
 
     repository = ""
     revision = ""

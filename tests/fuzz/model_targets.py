@@ -13,7 +13,7 @@ from services.models.formats.finding import Finding
 from services.models.formats.gguf_header import GgufError, read_header_from
 from services.models.formats.inspect import inspect
 from services.models.formats.safetensors import input_limit
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
 from tests.fuzz.fuzz_target import DECLARED, FuzzTarget
 from tests.fuzz.memory_tree import MemoryTree
 from tests.models.formats.handmade_models import safetensors

@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2
 from services.auth.identity import ADMIN, HEADER, INFERENCE, Identity, sign, verify
 from services.auth.identity_keys import AUTHORIZER
 from services.auth.key_format import key_hash
-from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_table import KeyTable, KnownKey
+from services.authorizer.servicer import AuthorizationServicer
 from tests.gateway.envoy_process import LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
 from tests.gateway.key_callers import CREATE_KEY, LIST, LOAD, PROTOCOLS, WATCH_MACHINE, Way, ask, bearer
 from tests.gateway.scripted_catalog import ScriptedCatalog

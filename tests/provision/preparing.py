@@ -14,8 +14,8 @@ from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry
 from services.models.status import Status
 from services.models.store import ModelStore
+from services.provision.follower import ModelSet
 from services.provision.model_cache import ModelCache
-from services.provision.model_set import ModelSet
 from services.provision.preparation import Means
 from services.settings.settings import load_settings
 from tests.loopback_hub import LoopbackHub

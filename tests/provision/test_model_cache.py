@@ -61,7 +61,7 @@ def test_every_id_has_its_own_folder_in_the_cache(model_cache: ModelCache) -> No
                 assert max(len(os.fsencode(part)) for part in place.parts) <= 200
                 place.mkdir(parents=True)
                 assert place.resolve().is_relative_to(model_cache.folder.resolve())
-            model_cache.hold(model_id, MANIFEST).release()
+            model_cache.hold(model_id, MANIFEST).close()
             assert not model_cache.model_folder(model_id, MANIFEST).parent.name.startswith(".")
             assert {path.name for path in model_cache.folder.parent.iterdir()} == {"models"}
 
@@ -218,8 +218,8 @@ def test_held_files_stay_until_the_last_hold_is_released(model_cache: ModelCache
     place = put(model_cache.model_folder("m", MANIFEST))
     first = model_cache.hold("m", MANIFEST)
     with model_cache.hold("m", MANIFEST):
-        first.release()
-        first.release()
+        first.close()
+        first.close()
         assert model_cache.discard("m", MANIFEST) is False
     assert model_cache.find_problems(MANIFEST, place) == []
     assert model_cache.discard("m", MANIFEST) is True

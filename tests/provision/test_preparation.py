@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from services.errors import ModelInvalid
 from services.models.manifest import Manifest
 from services.provision import fetch, preparation
 from services.provision import fetch as fetch_module
-from services.provision.model_cache import Hold, ModelCache
+from services.provision.model_cache import ModelCache
 from tests.loopback_hub import LoopbackHub
 from tests.provision.desired_models import local_manifest, registration
 from tests.provision.preparing import PATIENCE_SECONDS, WEIGHTS, Service, on_hub, settle, wanted
@@ -75,7 +76,7 @@ async def test_model_removed_while_its_files_are_being_held_is_not_held(
     manifest = on_hub(hub, tmp_path / "a", b"weights")
     begun, go_on, take = threading.Event(), threading.Event(), service.model_cache.hold
 
-    def slow(model_id: str, manifest: Manifest) -> Hold:
+    def slow(model_id: str, manifest: Manifest) -> ExitStack:
         begun.set()
         go_on.wait(PATIENCE_SECONDS)
         return take(model_id, manifest)

@@ -15,8 +15,8 @@ from services.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsuppor
 from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision import follower as follower_module
 from services.provision import provision as provision_module
-from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
+from services.provision.reporter import FigureReader
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.readings import Snapshot
 from services.settings.settings import load_settings

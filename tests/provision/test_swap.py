@@ -16,7 +16,7 @@ from services.errors import AllmError, Internal, ModelNotReady
 from services.residency.memory.reservation import NeverFits, NoRoom
 from services.residency.slot import Slot
 from tests.provision.desired_models import local_manifest, registration
-from tests.provision.test_model_set import Service
+from tests.provision.test_follower import Service
 
 
 class Narrow:

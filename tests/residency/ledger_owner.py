@@ -16,8 +16,7 @@ from pathlib import Path
 from services.residency.memory.ledger import NAME, Ledger, Pools
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.readings import Capacity, Room
-from services.residency.memory.reservation import Full, Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Full, Reservation, ResidentKey
 
 
 async def main(folder: Path, replica: str) -> None:

@@ -19,11 +19,9 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
-from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.ledger import Ledger, Pools
-from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.host_memory import HostMemory, ProcessMemory
+from services.residency.memory.ledger import Ledger, LedgerSync, Pools
 from services.residency.memory.monitor import Monitor
-from services.residency.memory.process_memory import ProcessMemory
 from services.residency.memory.readings import Readings
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer

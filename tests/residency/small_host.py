@@ -21,15 +21,13 @@ from services.models.registry import RUNTIMES, Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
-from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.host_memory import HostMemory, ProcessMemory
+from services.residency.memory.ledger import Ledger, LedgerSync
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.monitor import Monitor
-from services.residency.memory.process_memory import ProcessMemory
 from services.residency.memory.readings import Readings
+from services.residency.memory.reservation import ResidentKey, resident_key
 from services.residency.residency import Residency
-from services.residency.resident import ResidentKey, resident_key
 from services.residency.servicer import ResidencyServicer
 from services.residency.slot import Slot
 from services.settings.modality_settings import MIB

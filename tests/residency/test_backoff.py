@@ -6,7 +6,7 @@ import pytest
 
 from services.errors import ModelInvalid, ModelNotReady
 from services.residency.backoff import FREE, Backoff
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import ResidentKey
 
 M = ResidentKey("m", 1, "llama_cpp")
 OTHER = ResidentKey("other", 1, "llama_cpp")

@@ -13,7 +13,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
 from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
-from services.residency.resident import ResidentKey, resident_key
+from services.residency.memory.reservation import ResidentKey, resident_key
 from services.telemetry import tracing
 from services.telemetry.figures import ModelEvents
 

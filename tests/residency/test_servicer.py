@@ -22,8 +22,8 @@ from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
 from services.residency.memory.readings import Snapshot
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Reservation, ResidentKey
+from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
 from services.rpc.call import Call
 from services.rpc.own_identity import OwnIdentity
@@ -45,7 +45,7 @@ ROW = Reservation(
 SNAPSHOT = Snapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
 
 
-class Scripted:
+class Scripted(Residency):
     """Residents that a test scripts."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ async def serving(folder: Path, residents: Scripted) -> AsyncIterator[tuple[str,
 async def test_idle_model_is_released(tmp_path: Path) -> None:
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _):
-        assert await ask_to_release(replace(ROW, address=address), requester="image-1") == 120
+        assert await ask_to_release(replace(ROW, address=address), 10.0, requester="image-1") == 120
     assert residents.asked == [(KEY, "peer")]
 
 
@@ -91,14 +91,14 @@ async def test_lone_shard_is_reported(tmp_path: Path) -> None:
     residents = Scripted()
     residents.freed = None
     async with serving(tmp_path, residents) as (address, _):
-        assert await ask_to_release(replace(ROW, address=address)) is None
+        assert await ask_to_release(replace(ROW, address=address), 10.0) is None
 
 
 async def test_one_that_held_nothing_is_released_all_the_same(tmp_path: Path) -> None:
     residents = Scripted()
     residents.freed = 0
     async with serving(tmp_path, residents) as (address, _):
-        assert await ask_to_release(replace(ROW, address=address)) == 0
+        assert await ask_to_release(replace(ROW, address=address), 10.0) == 0
 
 
 async def test_a_neighbour_that_does_not_answer_is_passed_over_and_ends_what_it_began(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_neighbour_of_another_kind_is_passed_over(tmp_path: Path) -> Non
     server = grpc.aio.server()
     server.add_insecure_port(f"unix:{tmp_path}/other.sock")
     await server.start()
-    assert await ask_to_release(replace(ROW, address=f"unix:{tmp_path}/other.sock")) is None
+    assert await ask_to_release(replace(ROW, address=f"unix:{tmp_path}/other.sock"), 10.0) is None
     await server.stop(0)
 
 
@@ -150,10 +150,10 @@ async def test_with_keys_only_neighbours_and_operators_are_listened_to(
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
         row = replace(ROW, address=address)
-        assert await ask_to_release(row) is None
-        assert await ask_to_release(row, own=OwnIdentity(new_key(), "text", "text-2")) is None
+        assert await ask_to_release(row, 10.0) is None
+        assert await ask_to_release(row, 10.0, own=OwnIdentity(new_key(), "text", "text-2")) is None
         assert residents.asked == []
-        assert await ask_to_release(row, own=OwnIdentity(KEYS["text"], "text", "text-2")) == 120
+        assert await ask_to_release(row, 10.0, own=OwnIdentity(KEYS["text"], "text", "text-2")) == 120
         stub = pb_grpc.ResidencyServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.GetResidency(pb.GetResidencyRequest(), metadata=ann())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
 from services.auth.identity import ADMIN, WATCH_KEYS
-from services.catalog.keys.api_key import ApiKey
-from services.catalog.keys.api_keys import ApiKeys, NewKey
-from services.catalog.keys.key_watch import KeyRemoved, KeysAdded
+from services.auth.key_format import LIMITS
+from services.catalog.api.messages import required_id
+from services.catalog.api_keys import ApiKey, ApiKeys, KeyRemoved, KeysAdded, NewKey
 from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
 
@@ -30,11 +30,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
             name=request.name,
             scopes=tuple(request.scopes),
             models=tuple(request.models),
-            requests_per_minute=request.requests_per_minute,
-            tokens_per_minute=request.tokens_per_minute,
-            concurrent_requests=request.concurrent_requests,
-            bytes_in_flight=request.bytes_in_flight,
-            stored_bytes=request.stored_bytes,
+            **{limit: getattr(request, limit) for limit in LIMITS},
             expires=_expires(request),
         )
         made, secret = await self._keys.create(new)
@@ -51,9 +47,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
         self, request: keys_pb2.RevokeKeyRequest, call: Call
     ) -> keys_pb2.RevokeKeyResponse:
         """Revokes a key for good."""
-        if not request.id:
-            raise InvalidRequest("Missing required parameter: 'id'.", param="id")
-        revoked = await self._keys.revoke(request.id)
+        revoked = await self._keys.revoke(required_id(request.id))
         call.facts["key"] = revoked.id
         return keys_pb2.RevokeKeyResponse(key=key_message(revoked))
 
@@ -82,11 +76,7 @@ def key_message(key: ApiKey) -> keys_pb2.ApiKey:
         hint=key.hint,
         scopes=key.scopes,
         models=key.models,
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        concurrent_requests=key.concurrent_requests,
-        bytes_in_flight=key.bytes_in_flight,
-        stored_bytes=key.stored_bytes,
+        **{limit: getattr(key, limit) for limit in LIMITS},
     )
     message.create_time.seconds = key.created
     if key.expires:

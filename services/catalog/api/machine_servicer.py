@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
 from google.protobuf import duration_pb2
 
 from services.auth.identity import ADMIN
-from services.catalog.machine.machine import Sample, Traffic
-from services.catalog.machine.machine_watch import INTERVAL, MachineWatchers
-from services.catalog.machine.rolling_window import Percentiles
+from services.catalog.machine import Percentiles, Sample, Traffic
+from services.catalog.machine_watch import INTERVAL, MachineWatchers
 from services.errors import InvalidRequest
 from services.models import wire
 from services.models.figures_wire import event_message
@@ -65,24 +66,17 @@ def _host(host: HostFigures) -> machine_service_pb2.Host:
 
 
 def _traffic(traffic: Traffic) -> machine_service_pb2.Traffic:
+    measured: dict[str, Any] = {name: _percentiles(found) for name, found in traffic.times.items()}
     return machine_service_pb2.Traffic(
         modality=wire.MODALITIES[traffic.modality],
         replicas=traffic.replicas,
         running=traffic.running,
         waiting=traffic.waiting,
-        generated_tokens_per_second=traffic.rates.get("generated_tokens"),
-        prompt_tokens_per_second=traffic.rates.get("prompt_tokens"),
-        audio_seconds_per_second=traffic.rates.get("audio_seconds"),
-        images_per_second=traffic.rates.get("images"),
-        first_output=_percentiles(traffic.times.get("first_output")),
-        output_token=_percentiles(traffic.times.get("output_token")),
-        request=_percentiles(traffic.times.get("request")),
+        **{f"{counter}_per_second": rate for counter, rate in traffic.rates.items()} | measured,
     )
 
 
-def _percentiles(found: Percentiles | None) -> machine_service_pb2.Percentiles | None:
-    if found is None:
-        return None
+def _percentiles(found: Percentiles) -> machine_service_pb2.Percentiles:
     return machine_service_pb2.Percentiles(
         p50_seconds=found.p50, p95_seconds=found.p95, p99_seconds=found.p99, count=found.count
     )

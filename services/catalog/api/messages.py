@@ -11,10 +11,10 @@ from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from services.auth.caller import current_caller
 from services.auth.identity import ADMIN
 from services.catalog.catalog import Opinion
+from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.composition import LoraChoice
 from services.catalog.registration.declarations import Declarations
-from services.catalog.replicas.model_view import ModelView, ModelViews
-from services.catalog.replicas.replica_status import Report
+from services.catalog.replica_status import Report
 from services.errors import Internal, InvalidRequest
 from services.models import wire
 from services.models.descriptor import Modality
@@ -33,6 +33,13 @@ MAX_REASON = 1000
 LOCAL = "file://"
 # An absolute path in a sentence, and its last name.
 _PATH = re.compile(r"(?<![\w:/.~-])(?:file://)?/(?:[^\s/:'\"`,;]+/)+([^\s/:'\"`,;]+)")
+
+
+def required_id(name: str) -> str:
+    """Returns the id of a request. Raises InvalidRequest if there is none."""
+    if not name:
+        raise InvalidRequest("Missing required parameter: 'id'.", param="id")
+    return name
 
 
 def visible(views: ModelViews, name: str) -> ModelView:

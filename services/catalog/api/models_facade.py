@@ -9,10 +9,10 @@ from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.auth.identity import ADMIN
-from services.catalog.api.messages import all_visible, shown_reason, shown_source, visible
+from services.catalog.api.messages import all_visible, required_id, shown_reason, shown_source, visible
 from services.catalog.catalog import Catalog
+from services.catalog.model_view import ModelView
 from services.catalog.registration.declarations import Declarations
-from services.catalog.replicas.model_view import ModelView
 from services.errors import InvalidRequest, ModelNotFound
 from services.models.status import CanonicalStatus, MemoryStatus, Status
 from services.rest.facade import facade
@@ -51,7 +51,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         self, request: models_service_pb2.GetModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Returns one ready model."""
-        view = visible(self._catalog.views, _id(request.id))
+        view = visible(self._catalog.views, required_id(request.id))
         call.model = view.id
         if not view.serving:
             why = f": {shown_reason(view.reason)}" if view.reason else ""
@@ -63,18 +63,12 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         self, request: models_service_pb2.DeleteModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Deletes a model, named by its id."""
-        view = self._catalog.views.get(_id(request.id))
+        view = self._catalog.views.get(required_id(request.id))
         if view.id != request.id:
             what = f"`{request.id}` is an alias of the model `{view.id}`: to delete that model, name its id"
             raise InvalidRequest(what, param="id")
         await self._catalog.delete(view.id)
         return json_body({"id": view.id, "object": "model", "deleted": True})
-
-
-def _id(name: str) -> str:
-    if not name:
-        raise InvalidRequest("Missing required parameter: 'id'.", param="id")
-    return name
 
 
 def _ready(views: list[ModelView]) -> httpbody_pb2.HttpBody:
@@ -131,12 +125,7 @@ def _replica(name: str, status: Status) -> dict[str, Any]:
 
 
 def _canonical(files: CanonicalStatus) -> dict[str, Any]:
-    return {
-        "state": files.state,
-        "reason": shown_reason(files.reason),
-        "done_bytes": files.done_bytes,
-        "total_bytes": files.total_bytes,
-    }
+    return asdict(files) | {"reason": shown_reason(files.reason)}
 
 
 def _memory(memory: MemoryStatus) -> dict[str, Any]:

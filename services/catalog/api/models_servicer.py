@@ -7,14 +7,13 @@ from google.protobuf import duration_pb2
 
 from services.auth.identity import ADMIN, SERVICE
 from services.catalog.api import messages
-from services.catalog.api.messages import all_visible, visible
+from services.catalog.api.messages import all_visible, required_id, visible
 from services.catalog.catalog import Catalog
+from services.catalog.model_view import ModelView
 from services.catalog.registration.composition import Composition
 from services.catalog.registration.register import Change, NewModel
-from services.catalog.replicas.model_view import ModelView
-from services.catalog.replicas.replica_status import REPORT_WITHIN
-from services.catalog.replicas.watch import Changed, Removed
-from services.errors import InvalidRequest
+from services.catalog.replica_status import REPORT_WITHIN
+from services.catalog.watches import Changed, Removed
 from services.models import wire
 from services.rpc.call import Call, typed
 
@@ -62,7 +61,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             runtime=request.runtime if given("runtime") else None,
             engine=wire.read_engine(request.engine) if given("engine") else None,
         )
-        view = await self._catalog.update(_id(request.id), change)
+        view = await self._catalog.update(required_id(request.id), change)
         return model_service_pb2.UpdateModelResponse(model=self._message(view, call))
 
     @typed(SECONDS, scope="")
@@ -70,7 +69,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.GetModelRequest, call: Call
     ) -> model_service_pb2.GetModelResponse:
         """Returns one model in any state, with its files."""
-        view = visible(self._catalog.views, _id(request.id))
+        view = visible(self._catalog.views, required_id(request.id))
         return model_service_pb2.GetModelResponse(
             model=self._message(view, call),
             manifest=messages.shown_manifest(view.desired.manifest),
@@ -95,7 +94,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.DeleteModelRequest, call: Call
     ) -> model_service_pb2.DeleteModelResponse:
         """Deletes a model."""
-        await self._catalog.delete(_id(request.id))
+        await self._catalog.delete(required_id(request.id))
         return model_service_pb2.DeleteModelResponse()
 
     @typed(SECONDS, scope=ADMIN)
@@ -103,7 +102,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.LoadModelRequest, call: Call
     ) -> model_service_pb2.LoadModelResponse:
         """Marks a model to be loaded and kept in memory."""
-        view = await self._catalog.load(_id(request.id), request.runtime)
+        view = await self._catalog.load(required_id(request.id), request.runtime)
         return model_service_pb2.LoadModelResponse(model=self._message(view, call))
 
     @typed(SECONDS, scope=ADMIN)
@@ -111,7 +110,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.UnloadModelRequest, call: Call
     ) -> model_service_pb2.UnloadModelResponse:
         """Frees a model's memory."""
-        view = await self._catalog.unload(_id(request.id))
+        view = await self._catalog.unload(required_id(request.id))
         return model_service_pb2.UnloadModelResponse(model=self._message(view, call))
 
     @typed(scope=ADMIN, also=SERVICE)
@@ -146,8 +145,8 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.ExplainModelRequest, call: Call
     ) -> model_service_pb2.ExplainModelResponse:
         """Explains how every live replica resolves a model."""
-        visible(self._catalog.views, _id(request.id))
-        view, opinions = self._catalog.explain(_id(request.id))
+        visible(self._catalog.views, required_id(request.id))
+        view, opinions = self._catalog.explain(required_id(request.id))
         return model_service_pb2.ExplainModelResponse(
             model=self._message(view, call), resolutions=map(messages.resolution_message, opinions)
         )
@@ -158,15 +157,9 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     ) -> model_service_pb2.RecordBenchmarkResponse:
         """Stores a measurement."""
         (measurement,) = wire.read_measurements([request.benchmark])
-        await self._catalog.record(_id(request.id), measurement)
+        await self._catalog.record(required_id(request.id), measurement)
         return model_service_pb2.RecordBenchmarkResponse()
 
     def _message(self, view: ModelView, call: Call) -> model_pb2.Model:
         call.model = view.id
         return messages.shown_model(self._messages.of(view))
-
-
-def _id(name: str) -> str:
-    if not name:
-        raise InvalidRequest("Missing required parameter: 'id'.", param="id")
-    return name

@@ -11,13 +11,12 @@ from pathlib import Path
 from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady
 from services.models.descriptor import Format
 from services.models.desired import ImageDefaults, Part
-from services.models.formats.base_pipeline import inspect_base
+from services.models.formats.diffusers import inspect_base
 from services.models.formats.finding import Finding
 from services.models.formats.lora import check_fit, inspect_lora
 from services.models.formats.original_layout import layout_of
 from services.models.hub.repository import HubTree
-from services.models.hub.source import HubSource, LocalSource, Source, parse_source
-from services.models.hub.source_tree import FileTree, LocalTree
+from services.models.hub.source import FileTree, HubSource, LocalTree, Source, parse_source
 
 FORMAT: Format = "diffusers"  # the only one that has parts
 MAX_LORAS = 16
@@ -31,10 +30,6 @@ def open_source(source: Source, roots: Sequence[Path]) -> tuple[FileTree, str]:
     """Returns a source's file tree, and the file that it names (empty: none). Blocks. Raises what the trees raise."""
     if isinstance(source, HubSource):
         return HubTree.open_repository(source), source.file
-    return _open_local(source, roots)
-
-
-def _open_local(source: LocalSource, roots: Sequence[Path]) -> tuple[FileTree, str]:
     path = source.path
     if path.is_dir():
         return LocalTree(path, roots), ""

@@ -11,20 +11,22 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from services.catalog import metrics
 from services.catalog.registration.marked_yaml import Wrong
 from services.catalog.registration.models_file import Declaration, ModelsFile, Problem, read_file, read_models
 from services.catalog.registration.register import Declared, Registrar
-from services.catalog.registration.registration import Registration
-from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.registrations import Registration, Registrations
 from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound
 
 log = logging.getLogger(__name__)
+A = TypeVar("A")
+R = TypeVar("R")
 
 LOOK_SECONDS = 2.0
 FIRST_PAUSE = 2.0  # seconds until an entry that failed is tried again; doubled each time
@@ -36,7 +38,7 @@ class Declarations:
     """Applies the models file at `path`; None: there is no such file. It needs a running loop; close it."""
 
     def __init__(self, path: Path | None, registrations: Registrations, registrar: Registrar) -> None:
-        self._path = path
+        self.path = path
         self._registrations = registrations
         self._registrar = registrar
         self._seen: bytes | Problem | None = None  # the content last read, or the reason it could not be
@@ -50,11 +52,6 @@ class Declarations:
         self._attempted = asyncio.Event()
         self._following = asyncio.create_task(self._follow())
 
-    @property
-    def path(self) -> Path | None:
-        """The path of the models file."""
-        return self._path
-
     def problems(self) -> list[Problem]:
         """Returns the parts of the file that are not applied, each with the reason."""
         found = [self._file_problem] if self._file_problem else []
@@ -67,8 +64,8 @@ class Declarations:
 
     def check_by_hand(self, registration: Registration) -> None:
         """Checks that an operator may change or remove a model by hand. Raises InvalidRequest."""
-        if registration.declared and self._path:
-            what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self._path} instead"
+        if registration.declared and self.path:
+            what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self.path} instead"
             raise InvalidRequest(what, param="id")
 
     async def wait_until_attempted(self, seconds: float) -> None:
@@ -84,13 +81,13 @@ class Declarations:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self) -> None:
-        if self._path is None:
+        if self.path is None:
             await self._release_all()
             self._attempted.set()
             return
         while True:
             try:
-                await self._reload(self._path)
+                await self._reload(self.path)
                 await self._reconcile()
             except Exception:  # a full disk, or a bug in one round, must not end the loop
                 log.exception("unexpected error while the models file was applied")
@@ -106,13 +103,13 @@ class Declarations:
 
     async def _reload(self, path: Path) -> None:
         """Reads the file and parses it if it has changed. A file that cannot be parsed changes nothing."""
-        found = await asyncio.to_thread(_read, path)
+        found = await asyncio.to_thread(_attempt, read_file, path)
         settled = self._taken is None or found == self._seen
         self._seen = found
         if not settled or found == self._taken:
             return
         self._taken = found
-        parsed = await asyncio.to_thread(_parse, found)
+        parsed = found if isinstance(found, Problem) else await asyncio.to_thread(_attempt, read_models, found)
         if isinstance(parsed, Problem):
             self._file_problem = parsed
             _log(parsed, path)
@@ -196,8 +193,8 @@ class Declarations:
             log.exception("unexpected error while a model was declared", extra={"model": declaration.id})
             error = Internal("it could not be registered: the catalog's log has the reason")
         self._failures[declaration.id] = error
-        if (before is None or before.message != error.message) and self._path:  # logged once, not at each retry
-            _log(declaration.problem(error.param, error.message), self._path)
+        if (before is None or before.message != error.message) and self.path:  # logged once, not at each retry
+            _log(declaration.problem(error.param, error.message), self.path)
 
     def _note_attempted(self) -> None:
         if all(model_id in self._failures for model_id in self._tasks):
@@ -230,24 +227,12 @@ class Declarations:
                 await self._registrations.change(holder, partial(_without, name))
 
 
-def _read(path: Path) -> bytes | Problem:
+def _attempt(read: Callable[[A], R], argument: A) -> R | Problem:
+    """Returns what `read` returns, or the problem of the file as a whole that it raises."""
     try:
-        return read_file(path)
+        return read(argument)
     except Wrong as wrong:
-        return _problem(wrong)
-
-
-def _parse(found: bytes | Problem) -> ModelsFile | Problem:
-    if isinstance(found, Problem):
-        return found
-    try:
-        return read_models(found)
-    except Wrong as wrong:
-        return _problem(wrong)
-
-
-def _problem(wrong: Wrong) -> Problem:
-    return Problem(line=wrong.line, key=wrong.key, model="", message=wrong.message)
+        return Problem(line=wrong.line, key=wrong.key, model="", message=wrong.message)
 
 
 def _without(name: str, registration: Registration) -> Registration:

@@ -28,19 +28,8 @@ MAX_FILE_BYTES = 1024 * 1024  # the limit of a ConfigMap
 MAX_ENTRIES = 1000
 _REQUIRED = ("id", "source", "format")
 _TEXTS = ("id", "source", "revision", "format", "modality", "base", "runtime")
-_KEYS = (
-    "id",
-    "source",
-    "revision",
-    "format",
-    "modality",
-    "aliases",
-    "base",
-    "loras",
-    "image_defaults",
-    "runtime",
-    "engine",
-    "keep_loaded",
+_KEYS = tuple(
+    "id source revision format modality aliases base loras image_defaults runtime engine keep_loaded".split()  # noqa: SIM905
 )
 _ENGINE_NUMBERS = ("tensor_parallel", "pipeline_parallel", "context_tokens", "max_sequences", "kv_tokens")
 

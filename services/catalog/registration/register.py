@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from services.catalog.registration.composition import Composition, LoraChoice, check_defaults
-from services.catalog.registration.registration import Registration
-from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Survey, Surveyor
 from services.catalog.registration.validation import check_aliases, check_engine, check_id, check_runtime, check_stages
 from services.errors import InvalidRequest
@@ -226,24 +225,14 @@ def _with_declared(registration: Registration, declared: Declared) -> Registrati
 
 def _changed(old: Registration, change: Change, survey: Survey | None) -> Registration:
     was = old.desired
-    desired = replace(
-        was,
-        source=change.source or was.source,
-        aliases=was.aliases if change.aliases is None else change.aliases,
-        image_defaults=was.image_defaults if change.image_defaults is None else change.image_defaults,
-        runtime=was.runtime if change.runtime is None else change.runtime,
-        registered_runtime=was.registered_runtime if change.runtime is None else change.runtime,
-        engine=was.engine if change.engine is None else change.engine,
-    )
+    given = {name: getattr(change, name) for name in ("aliases", "image_defaults", "runtime", "engine")}
+    given |= {"source": change.source or None, "registered_runtime": change.runtime}
+    desired = replace(was, **{name: value for name, value in given.items() if value is not None})
     fingerprint = old.fingerprint
     if survey:
         fingerprint = survey.fingerprint
         desired = replace(
-            desired,
-            facts=survey.facts,
-            manifest=survey.manifest,
-            parts=survey.parts,
-            artifacts=survey.artifacts,
+            desired, facts=survey.facts, manifest=survey.manifest, parts=survey.parts, artifacts=survey.artifacts
         )
     if (*_generation_fields(desired), fingerprint) != (*_generation_fields(was), old.fingerprint):
         desired = replace(desired, generation=was.generation + 1)

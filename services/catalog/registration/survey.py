@@ -147,14 +147,11 @@ def _inspect_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | Non
         _log_skipped(owner.id, known, str(error))
         return None
     # The model's own facts stay as registered; only the fields that a runtime reads come from the cache.
-    facts = ModelFacts(
-        id=owner.id,
-        modality=owner.modality,
+    facts = replace(
+        owner,
         format=known.format,
         architecture=finding.architecture,
-        capabilities=owner.capabilities,
         size=manifest.size,
-        context_tokens=owner.context_tokens,
         quantization=finding.quantization,
         unpacked_size=finding.unpacked_size,
     )

@@ -15,7 +15,7 @@ from services.cli.models.stage import HOPELESS
 from services.cli.problem import Problem
 from services.errors import AllmError
 from services.models.formats.inspect import guess
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 
 MAX_ENTRIES = 10_000
 MAX_ID = 128  # characters

@@ -32,7 +32,7 @@ from services.models.demo.text_demo import (
 )
 from services.models.formats.inspect import guess
 from services.models.formats.whisper import CHECKPOINT
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 from services.rpc.own_identity import OwnIdentity
 from services.settings.settings import Settings
 

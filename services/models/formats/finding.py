@@ -10,7 +10,7 @@ from typing import TypeVar
 from services.errors import ModelInvalid
 from services.models.descriptor import Format, Modality, ModelFacts
 from services.models.formats.safetensors_header import Tensor
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
 from services.models.manifest import Manifest, ManifestFile
 
 MOST = 10  # most names in a message
@@ -36,21 +36,19 @@ def there(tree: FileTree, path: str) -> bool:
     return path in tree.files and tree.files[path].size > 0
 
 
-def require(tree: FileTree, paths: Iterable[str]) -> None:
-    """Checks that these files exist and are not empty.
-
-    Raises:
-        ModelInvalid: some are missing or empty; names all of them.
-    """
-    wanted = [path for path in paths if not there(tree, path)]
-    if wanted:
-        raise missing(tree, wanted)
-
-
 def missing(tree: FileTree, paths: Iterable[str]) -> ModelInvalid:
     """Builds the error that names missing or empty files."""
     paths = list(paths)
     return ModelInvalid(f"{place(tree)}: {listed(paths)} {'are' if len(paths) > 1 else 'is'} missing or empty")
+
+
+def manifest_of(tree: FileTree, files: tuple[ManifestFile, ...], primary: str = "") -> Manifest:
+    """Builds a manifest of files, pinned to their source. Raises ModelInvalid if a file name is not allowed."""
+    manifest = Manifest(
+        files=files, primary=primary, repository=tree.repository, revision=tree.revision, folder=tree.folder
+    )
+    manifest.check()
+    return manifest
 
 
 def in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
@@ -94,12 +92,4 @@ class Finding:
 
     def manifest(self, tree: FileTree) -> Manifest:
         """Builds the manifest, pinned to the source. Raises ModelInvalid if a file name is not allowed."""
-        manifest = Manifest(
-            files=self.files,
-            primary=self.primary,
-            repository=tree.repository,
-            revision=tree.revision,
-            folder=tree.folder,
-        )
-        manifest.check()
-        return manifest
+        return manifest_of(tree, self.files, self.primary)

@@ -3,76 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from services.errors import ModelInvalid, Unsupported
 from services.models.formats.config import architecture_of
 from services.models.formats.finding import Finding, in_parallel, listed, missing, place
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header_from
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree, reading
+from services.models.registry import LLAMA_CPP_ENCODERS
 
+Split = tuple[str, ...]  # all paths of one model, in order; a runtime opens the first
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """All paths of one model, in order; a runtime opens the first."""
-
-    paths: tuple[str, ...]
-
-    @property
-    def primary(self) -> str:
-        """The first path."""
-        return self.paths[0]
-
-
 def split_of(path: str) -> Split:
-    """Returns the split that a file belongs to, even if some of its files are missing.
+    """Returns all files of the model that a file belongs to, even if some of them are missing.
 
     Raises:
         ModelInvalid: its name has impossible numbers.
     """
     match = _SPLIT.fullmatch(path)
     if not match:
-        return Split((path,))
+        return (path,)
     number, count = int(match["number"]), int(match["count"])
     if not 1 <= number <= count:
         raise ModelInvalid(f"{path} says that it is shard {number} of {count}")
     stem, suffix = match["stem"], match["suffix"]
-    return Split(tuple(f"{stem}-{one:05}-of-{count:05}{suffix}" for one in range(1, count + 1)))
+    return tuple(f"{stem}-{one:05}-of-{count:05}{suffix}" for one in range(1, count + 1))
 
 
 def splits_in(tree: FileTree) -> list[Split]:
     """Returns every GGUF model of a tree, complete or not, by path. Projectors (mmproj) belong to other models."""
-    return _distinct(path for path in tree.files if path.lower().endswith(".gguf") and not _is_projector(path))
+    paths = (path for path in tree.files if path.lower().endswith(".gguf"))
+    return list(
+        dict.fromkeys(split_of(path) for path in sorted(paths) if "mmproj" not in path.rpartition("/")[2].lower())
+    )
 
 
-def require_all(tree: FileTree, split: Split) -> None:
-    """Raises ModelInvalid, which names the missing files, if any."""
-    absent = [path for path in split.paths if path not in tree.files]
-    if absent:
-        raise missing(tree, absent)
-
-
-def _distinct(paths: Iterable[str]) -> list[Split]:
-    found: dict[str, Split] = {}
-    for path in sorted(paths):
-        split = split_of(path)
-        found.setdefault(split.primary, split)
-    return list(found.values())
-
-
-def _is_projector(path: str) -> bool:
-    return "mmproj" in path.rpartition("/")[2].lower()
-
-
-# Architectures of llama.cpp that embed and do not generate.
-ENCODERS = frozenset(
-    """
-    bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding t5encoder
-    """.split()  # noqa: SIM905 (easier to read)
-)
+# Architectures of llama.cpp that embed and do not generate. No runtime is known to run the last one.
+ENCODERS = LLAMA_CPP_ENCODERS | {"t5encoder"}
 _PARTS = {"mmproj": "a projector", "adapter": "an adapter", "imatrix": "an importance matrix"}  # general.type
 _POOLING_NONE, _POOLING_RANK = 0, 4  # llama.cpp's values of pooling_type
 
@@ -85,14 +53,15 @@ def inspect_gguf(tree: FileTree, file: str) -> Finding:
         Unsupported: it is a ranking model.
     """
     split = _choose(tree, file)
-    require_all(tree, split)
-    headers = in_parallel(lambda path: _header(tree, path), split.paths)
+    if absent := [path for path in split if path not in tree.files]:
+        raise missing(tree, absent)
+    headers = in_parallel(lambda path: _header(tree, path), split)
     _check_split(split, headers)
     first = headers[0]
     part = _PARTS.get(str(first.metadata.get("general.type")))
     if part or first.architecture == "clip":
-        raise ModelInvalid(f"{split.primary} is {part or 'a projector'}, not a model")
-    where = f"general.architecture in {split.primary}"
+        raise ModelInvalid(f"{split[0]} is {part or 'a projector'}, not a model")
+    where = f"general.architecture in {split[0]}"
     architecture = architecture_of(first.metadata.get("general.architecture"), where)
     return Finding(
         format="gguf",
@@ -100,8 +69,8 @@ def inspect_gguf(tree: FileTree, file: str) -> Finding:
         architecture=architecture,
         capabilities=frozenset({"embeddings" if _embeds(first) else "chat"}),
         context_tokens=first.context_length,
-        files=tuple(tree.files[path] for path in sorted(split.paths)),
-        primary=split.primary,
+        files=tuple(tree.files[path] for path in sorted(split)),
+        primary=split[0],
     )
 
 
@@ -114,7 +83,7 @@ def _choose(tree: FileTree, file: str) -> Split:
     if not found:
         raise ModelInvalid(f"{place(tree)}: there is no GGUF file")
     if len(found) > 1:
-        names = listed(split.primary for split in found)
+        names = listed(split[0] for split in found)
         which = f"the choice among {len(found)} models is ambiguous: {names}"
         raise ModelInvalid(f"{place(tree)}: {which}. Name the file in the source")
     return found[0]
@@ -124,10 +93,8 @@ def _header(tree: FileTree, path: str) -> GgufHeader:
     """Reads the header of one file and checks the file's size against it."""
     size = tree.files[path].size
     try:
-        with tree.open(path) as file:
+        with reading(tree, path) as file:
             header = read_header_from(file, path, size)
-    except OSError as error:
-        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
     except GgufError as error:
         raise ModelInvalid(str(error)) from error
     if size < header.needed:
@@ -137,8 +104,8 @@ def _header(tree: FileTree, path: str) -> GgufHeader:
 
 def _check_split(split: Split, headers: list[GgufHeader]) -> None:
     """Checks that the headers and the file names agree on the split."""
-    count = len(split.paths)
-    for number, (path, header) in enumerate(zip(split.paths, headers, strict=True)):
+    count = len(split)
+    for number, (path, header) in enumerate(zip(split, headers, strict=True)):
         default = (0, 1) if count == 1 else (None, None)
         declared = (header.metadata.get("split.no", default[0]), header.metadata.get("split.count", default[1]))
         if count == 1 and declared[1] == 0:  # some writers put this into files that are not split
@@ -151,7 +118,7 @@ def _check_split(split: Split, headers: list[GgufHeader]) -> None:
     total = headers[0].metadata.get("split.tensors.count")
     held = sum(header.tensors for header in headers)
     if count > 1 and isinstance(total, int) and total != held:
-        raise ModelInvalid(f"{split.primary} says that there are {total} tensors; all shards together hold {held}")
+        raise ModelInvalid(f"{split[0]} says that there are {total} tensors; all shards together hold {held}")
 
 
 def _embeds(header: GgufHeader) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from services.models.hub.source import read_fully
+
 MAGIC = b"GGUF"
 MAX_STRING = 64 * 1024 * 1024
 MAX_ITEMS = 16_000_000  # in an array, or tensors
@@ -68,24 +70,6 @@ TENSOR_TYPES: dict[int, tuple[int, int]] = {
 
 class GgufError(Exception):
     """The file is no readable GGUF file; the message says where parsing fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """An entry of the tensor list."""
-
-    name: str
-    shape: tuple[int, ...]  # the contiguous dimension first
-    kind: int  # number of its type
-    offset: int  # bytes from the start of the weights
-
-    @property
-    def size(self) -> int | None:
-        """Its size in bytes; None if its type is unknown."""
-        if self.kind not in TENSOR_TYPES:
-            return None
-        numbers, size = TENSOR_TYPES[self.kind]
-        return math.prod(self.shape) // numbers * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,27 +155,28 @@ class _Reader:
             raise self._corrupt("general.alignment is not a power of two")
         end, known = 0, True
         for _ in range(count):
-            tensor = self._tensor()
-            if tensor.offset % alignment:
-                where = f"at {tensor.offset}, which is not a multiple of {alignment}"
-                raise self._corrupt(f"tensor {tensor.name[:100]!r} begins {where}")
-            size = tensor.size
+            name, offset, size = self._tensor()
+            if offset % alignment:
+                where = f"at {offset}, which is not a multiple of {alignment}"
+                raise self._corrupt(f"tensor {name[:100]!r} begins {where}")
             known = known and size is not None
-            end = max(end, tensor.offset + (size or 0))
+            end = max(end, offset + (size or 0))
         if not known:
             return 0
         return -(-self._at // alignment) * alignment + end if end else self._at
 
-    def _tensor(self) -> GgufTensor:
+    def _tensor(self) -> tuple[str, int, int | None]:
+        """Returns a tensor's name, its offset in the weights, and its size in bytes, None if its type is unknown."""
         name, dimensions = self._string(), self._scalar(4)
         if dimensions > MAX_DIMENSIONS:
             raise self._corrupt(f"tensor {name[:100]!r} claims {dimensions} dimensions")
         shape = tuple(self._scalar(10) for _ in range(dimensions))
-        tensor = GgufTensor(name, shape, self._scalar(4), self._scalar(10))
-        numbers, _ = TENSOR_TYPES.get(tensor.kind, (1, 0))
+        kind, offset = self._scalar(4), self._scalar(10)
+        numbers, size = TENSOR_TYPES.get(kind, (1, 0))
+        # The first dimension is the contiguous one.
         if math.prod(shape) >= 2**63 or (shape and shape[0] % numbers):
-            raise self._corrupt(f"tensor {name[:100]!r} of type {tensor.kind} claims the shape {list(shape)}")
-        return tensor
+            raise self._corrupt(f"tensor {name[:100]!r} of type {kind} claims the shape {list(shape)}")
+        return name, offset, math.prod(shape) // numbers * size if kind in TENSOR_TYPES else None
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -244,11 +229,7 @@ class _Reader:
         if self._at != self._start + len(self._block):
             self._file.seek(self._at)
         wanted = min(max(count, BLOCK), self._size - self._at)
-        parts: list[bytes] = []
-        while wanted > 0 and (part := self._file.read(wanted)):  # remote reads may return less
-            parts.append(part)
-            wanted -= len(part)
-        self._start, self._block = self._at, b"".join(parts)
+        self._start, self._block = self._at, read_fully(self._file, wanted)
         if len(self._block) < count:
             raise self._cut_off()
 

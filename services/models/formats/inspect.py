@@ -18,13 +18,11 @@ from services.models.formats.finding import Finding
 from services.models.formats.gguf import inspect_gguf, splits_in
 from services.models.formats.safetensors import inspect_safetensors
 from services.models.formats.whisper import CHECKPOINT, CTRANSLATE2, VOCABULARIES, inspect_whisper, layouts_in
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
 
-_FOLDERS: Mapping[Format, Callable[[FileTree], Finding]] = {
-    "safetensors": inspect_safetensors,
-}
-_FILES: Mapping[Format, Callable[[FileTree, str], Finding]] = {
+_INSPECTORS: Mapping[Format, Callable[[FileTree, str], Finding]] = {
     "gguf": inspect_gguf,
+    "safetensors": lambda tree, _: inspect_safetensors(tree),
     "diffusers": inspect_diffusers,
     "whisper": inspect_whisper,
 }
@@ -38,7 +36,7 @@ def guess(tree: FileTree) -> list[tuple[Format, str]]:
     Raises:
         ModelInvalid: the names of split GGUF files have impossible numbers.
     """
-    found: list[tuple[Format, str]] = [("gguf", split.primary) for split in splits_in(tree)]
+    found: list[tuple[Format, str]] = [("gguf", split[0]) for split in splits_in(tree)]
     layouts = layouts_in(tree)
     if PIPELINE in tree.files:
         found.append(("diffusers", ""))
@@ -68,10 +66,8 @@ def inspect(tree: FileTree, format: Format, file: str = "") -> Finding:
         ModelInvalid: files are missing, ambiguous or damaged; names them.
         InvalidRequest: the format does not exist, or takes no single file; `param` names the wrong parameter.
     """
-    if format in _FILES:
-        return _FILES[format](tree, file)
-    if format not in _FOLDERS:
+    if format not in _INSPECTORS:
         raise InvalidRequest(f"the format {str(format)[:100]!r} is none of {', '.join(FORMATS)}", param="format")
-    if file:
+    if file and format == "safetensors":
         raise InvalidRequest(f"the format {format} takes a folder: {file[:200]} is one file of it", param="source")
-    return _FOLDERS[format](tree)
+    return _INSPECTORS[format](tree, file)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.errors import ModelInvalid
-from services.models.formats.finding import listed, place
-from services.models.formats.safetensors_header import Tensor, read_tensors
-from services.models.hub.source_tree import FileTree
+from services.models.formats.finding import listed, manifest_of, place
+from services.models.formats.safetensors_header import Tensors, read_tensors
+from services.models.hub.source import FileTree
 from services.models.manifest import Manifest
 
 ADAPTER = "adapter_config.json"
@@ -42,7 +42,6 @@ _KOHYA = {
 _COMPONENTS = frozenset({"unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3"})
 _KEYS = re.compile(r".*attn2[._](?:processor\.)?to_k")
 _PLAIN_KEYS = ".attn2.to_k.weight"
-Tensors = Mapping[str, Tensor]
 
 
 def refuse_adapter(tree: FileTree, folder: str = "") -> None:
@@ -87,15 +86,7 @@ def inspect_lora(tree: FileTree, file: str) -> Lora:
     if not path.lower().endswith(SUFFIX):
         raise ModelInvalid(f"{path[:200]}: a LoRA is a {SUFFIX} file")
     changes = _changes(read_tensors(tree, path), path)
-    manifest = Manifest(
-        files=(tree.files[path],),
-        primary=path,
-        repository=tree.repository,
-        revision=tree.revision,
-        folder=tree.folder,
-    )
-    manifest.check()
-    return Lora(manifest, changes)
+    return Lora(manifest_of(tree, (tree.files[path],), path), changes)
 
 
 def check_fit(lora: Lora, model: Mapping[str, Tensors]) -> None:

@@ -1,7 +1,7 @@
 """Identifies single-file image checkpoints in their original layouts, by the names and shapes of their tensors.
 
 Such a file holds only weights. This module reads its header; configuration and tokenizers come from a base, a diffusers
-pipeline of the same kind (`base_pipeline.py`).
+pipeline of the same kind (`diffusers.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from services.errors import ModelInvalid, Unsupported
-from services.models.formats.safetensors_header import Tensor
+from services.models.formats.safetensors_header import Tensors
 
-Tensors = Mapping[str, Tensor]
 # Files with only the denoiser have names without this prefix.
 _PREFIX = "model.diffusion_model."
 _INPUT = f"{_PREFIX}input_blocks.0.0.weight"  # [channels, channels of latents, 3, 3]
@@ -142,28 +141,17 @@ _REFINER = Layout(
     base="stabilityai/stable-diffusion-xl-refiner-1.0",
     marks={"unet": (_INPUT,), "vae": _VAE, "text_encoder_2": ("conditioner.embedders.0.model.text_projection",)},
 )
+
+
+def _inpainting(layout: Layout, base: str) -> Layout:
+    return replace(layout, architecture=layout.architecture.replace("Pipeline", "InpaintPipeline"), base=base)
+
+
 # Layouts for 4 channels of latents and for 9 (inpainting).
 _UNETS = (
-    (
-        _SD1,
-        replace(
-            _SD1,
-            architecture="StableDiffusionInpaintPipeline",
-            base="stable-diffusion-v1-5/stable-diffusion-inpainting",
-        ),
-    ),
-    (
-        _SD2,
-        replace(_SD2, architecture="StableDiffusionInpaintPipeline", base="stabilityai/stable-diffusion-2-inpainting"),
-    ),
-    (
-        _XL,
-        replace(
-            _XL,
-            architecture="StableDiffusionXLInpaintPipeline",
-            base="diffusers/stable-diffusion-xl-1.0-inpainting-0.1",
-        ),
-    ),
+    (_SD1, _inpainting(_SD1, "stable-diffusion-v1-5/stable-diffusion-inpainting")),
+    (_SD2, _inpainting(_SD2, "stabilityai/stable-diffusion-2-inpainting")),
+    (_XL, _inpainting(_XL, "diffusers/stable-diffusion-xl-1.0-inpainting-0.1")),
     (_REFINER, _REFINER),
 )
 _ENCODERS = {

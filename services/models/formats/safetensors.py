@@ -13,7 +13,7 @@ from services.models.formats.finding import Finding, missing, place, there
 from services.models.formats.lora import refuse_adapter
 from services.models.formats.safetensors_header import Tensor
 from services.models.formats.safetensors_shards import INDEX, WHOLE, Weights, check_weights, find_weights
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
 from services.models.manifest import ManifestFile
 
 MODULES = "modules.json"

@@ -7,42 +7,28 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from services.errors import ModelInvalid
 from services.models.formats.document import parse_object
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree, read_fully, reading
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 FIRST_READ = 256 * 1024  # bytes; holds most headers, so that a remote file takes one request
 MAX_DIMENSIONS = 64
 _LFS = b"version https://git-lfs"
 # Bits of a number. Other dtypes are accepted without a size check.
-_BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-    "C64": 64,
+_DTYPES = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "I16 U16 F16 BF16",
+    32: "I32 U32 F32",
+    64: "I64 U64 F64 C64",
 }
+_BITS = {dtype: bits for bits, dtypes in _DTYPES.items() for dtype in dtypes.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +40,9 @@ class Tensor:
     shape: tuple[int, ...]
 
 
+Tensors = Mapping[str, Tensor]  # by name
+
+
 def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
     """Reads and checks the header of a safetensors file. Returns its tensors by name.
 
@@ -61,11 +50,8 @@ def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
         ModelInvalid: the file is no safetensors file, is inconsistent, or does not have the size that its header says.
     """
     size = tree.files[path].size
-    try:
-        with tree.open(path) as file:
-            data = _header(file, path, size)
-    except OSError as error:
-        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
+    with reading(tree, path) as file:
+        data = _header(file, path, size)
     entries = parse_object(data, f"the header of {path}", strict=True)
     metadata = entries.pop("__metadata__", None)
     if metadata is not None and not _is_metadata(metadata):
@@ -82,7 +68,7 @@ def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
 
 def _header(file: BinaryIO, path: str, size: int) -> bytes:
     """Reads the JSON of the header."""
-    begin = _read(file, min(size, FIRST_READ))
+    begin = read_fully(file, min(size, FIRST_READ))
     if begin.startswith(_LFS):
         raise ModelInvalid(f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`")
     length = int.from_bytes(begin[:8], "little")
@@ -93,18 +79,10 @@ def _header(file: BinaryIO, path: str, size: int) -> bytes:
     if size < 8 + length:
         raise ModelInvalid(f"{path} is cut off: it has {size} bytes; its header alone takes {8 + length}")
     data = begin[8 : 8 + length]
-    data += _read(file, length - len(data))
+    data += read_fully(file, length - len(data))
     if len(data) < length:
         raise ModelInvalid(f"{path} is cut off: it ends after {8 + len(data)} bytes; {size} were expected")
     return data
-
-
-def _read(file: BinaryIO, count: int) -> bytes:
-    parts: list[bytes] = []
-    while count > 0 and (part := file.read(count)):  # remote reads may return less
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def _weights(path: str, entries: dict[str, Any]) -> int:

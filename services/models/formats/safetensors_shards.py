@@ -11,7 +11,7 @@ from services.errors import ModelInvalid
 from services.models.formats.document import read_object
 from services.models.formats.finding import in_parallel, listed, missing, place
 from services.models.formats.safetensors_header import Tensor, read_tensors
-from services.models.hub.source_tree import FileTree
+from services.models.hub.source import FileTree
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -1,16 +1,18 @@
 """Admission of models to memory: makes room and reserves it before a worker starts.
 
 The estimate is compared with the budgets, and with the free memory below the threshold minus what other loads have
-reserved but not used yet (capacity.py). If it does not fit, the least recently used idle models of any service on the
-host are unloaded, provided that this suffices. If only models in use are in the way, the load waits a few seconds for
-one of them; otherwise it is refused. Loads take turns for an attempt only, never while they load.
+reserved but not used yet (readings.py). If it does not fit, the least recently used idle models of any service on the
+host are unloaded, provided that this suffices: the eviction plan lists these victims, and the holders worth waiting
+for. If only models in use are in the way, the load waits a few seconds for one of them; otherwise it is refused. Loads
+take turns for an attempt only, never while they load.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from services.byte_count import bytes_word
@@ -19,9 +21,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.device_memory import why_unreadable
-from services.residency.memory.eviction_plan import EvictionPlan, look_ahead
-from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.ledger import Ledger, LedgerSync
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate, budget_of, device_word
 from services.residency.memory.peer import ask_to_release
 from services.residency.memory.readings import Readings
@@ -35,9 +35,81 @@ log = logging.getLogger(__name__)
 PATIENCE = 5.0  # seconds that a load waits for a model in use to become idle
 LOOK_AGAIN = 0.2  # seconds between two attempts
 ROUNDS = 8  # reservations tried per attempt: each after the first follows an eviction, or one that was refused
+MAX_NAMED = 4  # models of a kind that a message lists
 PEER_SECONDS = 5.0  # a neighbour that has not unloaded by then is skipped
 
 Needed = Callable[[ModelDescriptor, Runtime], MemoryEstimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionPlan:
+    """The holders of memory on devices that are too full, by state; the least recently used first."""
+
+    missing: Mapping[str, int]  # bytes that must become free, by device
+    idle: Sequence[Reservation]
+    busy: Sequence[Reservation]  # in use, loading, or being unloaded
+    staying: Sequence[Reservation]  # pinned, or excluded for another reason
+
+    @property
+    def victims(self) -> list[Reservation]:
+        """The idle models to unload, as few as suffice; empty if all of them together do not suffice.
+
+        The least recently used go first. One of them stays if a larger one, chosen after it, makes its eviction
+        unnecessary.
+        """
+        chosen: list[Reservation] = []
+        for holder in self.idle:
+            if self._covered(chosen):
+                break
+            if any(holder.devices.get(device) for device in self.missing):
+                chosen.append(holder)
+        if not self._covered(chosen):
+            return []
+        for holder in reversed(chosen.copy()):
+            if self._covered(rest := [one for one in chosen if one is not holder]):
+                chosen = rest
+        return chosen
+
+    @property
+    def hopeful(self) -> bool:
+        """True if the model would fit once the models that are in use now are idle."""
+        return self._covered([*self.idle, *self.busy])
+
+    def words(self) -> str:
+        """Returns the holders of memory as text for a refusal's message."""
+        kinds = (("could be unloaded", self.idle), ("in use", self.busy), ("to stay in memory", self.staying))
+        listed = [f"{name}: {_names(holders)}" for name, holders in kinds if holders]
+        return "; ".join(listed) or "no model holds any of it"
+
+    def _covered(self, going: Iterable[Reservation]) -> bool:
+        going = list(going)
+        return all(
+            sum(one.devices.get(device, 0) for one in going) >= wanted for device, wanted in self.missing.items()
+        )
+
+
+def look_ahead(
+    missing: Mapping[str, int],
+    holders: Iterable[Reservation],
+    stays: Callable[[Reservation], bool],
+    refused: Callable[[Reservation], bool],
+) -> EvictionPlan:
+    """Sorts the holders by state. `stays`: never a victim; `refused`: its owner has refused, so it is in use."""
+    idle: list[Reservation] = []
+    busy: list[Reservation] = []
+    staying: list[Reservation] = []
+    for holder in holders:
+        if stays(holder) or holder.pinned:
+            staying.append(holder)
+        else:
+            (idle if holder.idle and not refused(holder) else busy).append(holder)
+    return EvictionPlan(missing=missing, idle=idle, busy=busy, staying=staying)
+
+
+def _names(holders: Sequence[Reservation]) -> str:
+    named = [f"{one.key.model_id} ({bytes_word(sum(one.devices.values()))})" for one in holders[:MAX_NAMED]]
+    more = len(holders) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 class _NotNow(Exception):
@@ -163,7 +235,7 @@ class Admission:
         await self._ledger_sync.update()
         for _ in range(ROUNDS):
             try:
-                return await self._reserve(slot, estimate)
+                return await self._ledger.reserve(slot.key, estimate, lambda: self._readings.capacity(self._settings))
             except Full as full:
                 eviction_plan = self._look(slot, full, refusals)
             if not eviction_plan.victims:
@@ -173,9 +245,6 @@ class Admission:
                     refusals[victim.id] = victim.last_used
                     break  # the next round checks whether the others still suffice and are idle
         raise _NotNow(_no_room(slot, estimate, eviction_plan), hopeful=eviction_plan.hopeful)
-
-    async def _reserve(self, slot: Slot[Any], estimate: MemoryEstimate) -> Reservation:
-        return await self._ledger.reserve(slot.key, estimate, lambda: self._readings.capacity(self._settings))
 
     def _look(self, slot: Slot[Any], full: Full, refusals: Mapping[str, float]) -> EvictionPlan:
         own = {row.id: row for row in self._ledger_sync.rows()}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pynvml
 
-from services.residency.memory.host_memory import read_host_memory
+from services.residency.memory.host_memory import read_host_memory, read_number
 from services.worker.devices import FoundDevice, RuntimeDevices
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class DeviceMemory:
 
 
 def read_devices(visible: str = "") -> list[DeviceMemory]:
-    """Reads GPU memory in the workers' device order (environment.py); empty without a driver. Never raises.
+    """Reads GPU memory in the workers' device order; empty without a driver. Never raises.
 
     `visible` is CUDA_VISIBLE_DEVICES (ResidencySettings.visible_devices); empty: all. A GPU that does not answer is
     omitted; the others keep their names. Metal has nothing to read: GPU and host share one memory, and the host's
@@ -156,7 +156,7 @@ class VulkanMemory:
         self, found: FoundDevice, ask: Callable[[], Awaitable[RuntimeDevices]], root: Path = Path("/")
     ) -> None:
         self._found: FoundDevice | None = found
-        self._name = found.name
+        self.name = found.name  # the worker's name, such as `vulkan:0`
         self._ask = ask
         self._root = root
         self._live = False
@@ -182,24 +182,15 @@ class VulkanMemory:
         if not self._live:
             self._found = (await self._ask()).first(KIND)
 
-    @property
-    def name(self) -> str:
-        """The worker's name of the GPU, such as `vulkan:0`."""
-        return self._name
-
     def _amdgpu(self, found: FoundDevice) -> tuple[int, int] | None:
         """Returns total and used bytes from sysfs. An integrated GPU uses the host's memory (GTT), too."""
         folder = self._root / "sys/bus/pci/devices" / found.bus
-        if not found.bus or (used := _number(folder / _USED)) is None or (total := _number(folder / _TOTAL)) is None:
+        if (
+            not found.bus
+            or (used := read_number(folder / _USED)) is None
+            or (total := read_number(folder / _TOTAL)) is None
+        ):
             return None
         if not found.shares_host:
             return total, used
-        return found.total, used + (_number(folder / _USED_SHARED) or 0)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(text) if text.isdecimal() else None
+        return found.total, used + (read_number(folder / _USED_SHARED) or 0)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.errors import Internal
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import ResidentKey
-from services.storage.sqlite_file import DatabaseUnusable, SharedSqliteFile, Work
+from services.residency.memory.reservation import Reservation, ResidentKey
+from services.storage import DatabaseUnusable, SharedSqliteFile, Work
 
 T = TypeVar("T")
 PRIMARY = 0xFF  # masks the primary code of an extended SQLite error code
@@ -166,17 +165,14 @@ def drop_owners(connection: sqlite3.Connection, gone: Iterable[str]) -> None:
 
 def put(connection: sqlite3.Connection, owner: str, rows: Iterable[Reservation]) -> None:
     """Writes reservations, with pools as devices; replaces rows of the same id."""
-    connection.executemany(
-        "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (row.id, owner, *row.key, *(json.dumps(dict(each)) for each in (row.devices, row.measured)), *_flags(row))
-            for row in rows
-        ],
-    )
-
-
-def _flags(row: Reservation) -> tuple[bool, bool, bool, float]:
-    return row.loading, row.busy, row.pinned, row.last_used
+    values = [
+        (
+            *(row.id, owner, *row.key, json.dumps(dict(row.devices)), json.dumps(dict(row.measured))),
+            *(row.loading, row.busy, row.pinned, row.last_used),
+        )
+        for row in rows
+    ]
+    connection.executemany("INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def drop(connection: sqlite3.Connection, ids: Iterable[str]) -> None:

@@ -19,8 +19,7 @@ from services.errors import AllmError
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
-from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.ledger import Ledger, LedgerSync
 from services.residency.memory.memory_estimate import budget_of, device_word
 from services.residency.memory.readings import Readings, Seen, Snapshot
 from services.residency.memory.reservation import Reservation

@@ -13,7 +13,6 @@ from services.rpc.own_identity import NOBODY, OwnIdentity
 
 log = logging.getLogger(__name__)
 
-RELEASE_SECONDS = 10.0  # a neighbour that has not answered by then is skipped
 EVERYWHERE = ("0.0.0.0", "[::]", "::", "*", "")  # noqa: S104 (nothing is bound here)
 # A restarting neighbour refuses connections. Do not retry here: the next load tries again.
 OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
@@ -36,7 +35,7 @@ def peer_address(listen: str) -> str:
 
 
 async def ask_to_release(
-    holder: Reservation, seconds: float = RELEASE_SECONDS, requester: str = "", own: OwnIdentity = NOBODY
+    holder: Reservation, seconds: float, requester: str = "", own: OwnIdentity = NOBODY
 ) -> int | None:
     """Asks the owner of a reservation to unload that model. `requester`: the asking replica, for the owner's log;
     `own`: the identity presented to the owner.

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from services.residency.memory.device_memory import DeviceMemory, VulkanMemory, read_devices
-from services.residency.memory.host_memory import HostMemory, read_host_memory
+from services.residency.memory.host_memory import HostMemory, ProcessMemory, read_host_memory, read_process_memory
 from services.residency.memory.memory_estimate import HOST, budget_of
-from services.residency.memory.process_memory import ProcessMemory, read_process_memory
 from services.residency.memory.reservation import Reservation
 from services.settings.settings import ResidencySettings
 

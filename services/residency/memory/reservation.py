@@ -1,12 +1,27 @@
-"""Memory reserved by one service process for one model that is loaded or loading, and the reasons for a refusal."""
+"""Memory reserved by one service process for one model that is loaded or loading, its key, and why one is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.errors import ModelNotReady, OutOfMemory
-from services.residency.resident import ResidentKey
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+
+
+class ResidentKey(NamedTuple):
+    """The identity of a model in memory."""
+
+    model_id: str
+    generation: int
+    runtime: str
+
+
+def resident_key(descriptor: ModelDescriptor, runtime: Runtime) -> ResidentKey:
+    """Returns the key of a model under a runtime."""
+    return ResidentKey(descriptor.id, descriptor.generation, runtime.name)
 
 
 class NeverFits(OutOfMemory):

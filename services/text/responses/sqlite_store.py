@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.storage.sqlite_file import SharedSqliteFile
+from services.storage import SharedSqliteFile
 from services.text.responses import store
 from services.text.responses.response import Event, Item, Response
 from services.text.responses.store import body_of, encode, event_of, item_of, response_of

@@ -17,9 +17,8 @@ from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 from services.auth.authentication import Authenticator
 from services.auth.key_format import key_hash
 from services.catalog.api.keys_servicer import KeyServicer
-from services.catalog.database import Database
-from services.catalog.keys.api_keys import ApiKeys
-from services.catalog.migrations import MIGRATIONS
+from services.catalog.api_keys import ApiKeys
+from services.catalog.database import MIGRATIONS, Database
 from services.rpc.call import Call
 from tests.catalog.catalog_service import refusal
 from tests.identities import PUBLIC, identity, own_process, shown

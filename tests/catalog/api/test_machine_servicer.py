@@ -10,8 +10,8 @@ import pytest
 from allm.models.v1 import figures_pb2, machine_service_pb2
 from google.protobuf import duration_pb2
 
-from services.catalog.machine import machine_watch
-from services.catalog.replicas.replica_status import MISSED_REPORTS, REPORT_WITHIN
+from services.catalog import machine_watch
+from services.catalog.replica_status import MISSED_REPORTS, REPORT_WITHIN
 from tests.catalog.catalog_service import AUDIO, TEXT, Service, event, refusal, running
 
 Code = grpc.StatusCode

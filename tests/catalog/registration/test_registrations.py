@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from services.catalog.database import Database
-from services.catalog.migrations import MIGRATIONS
-from services.catalog.registration.registration import Registration, _text
-from services.catalog.registration.registrations import Registrations
+from services.catalog.database import MIGRATIONS, Database
+from services.catalog.registration.registrations import Registration, Registrations
 from services.errors import ModelExists, ModelInvalid, ModelNotFound
 from services.models.descriptor import EngineSettings
 from services.models.desired import ImageDefaults, Part
@@ -112,7 +111,7 @@ async def test_runtime_of_the_models_file_becomes_the_registered_one(
     with closing(sqlite3.connect(tmp_path / "c.db")) as connection, connection:
         connection.execute(
             "INSERT INTO models VALUES (1, 'm', 'x', 1, ?, ?, '[]', '', 1, 'other', 0, 1, 1, '[]', '{}', ?)",
-            (_text(desired("m").facts), _text(desired("m").manifest), declared),
+            (*(msgspec.json.encode(part).decode() for part in (desired("m").facts, desired("m").manifest)), declared),
         )
         connection.execute("INSERT INTO names VALUES ('m', 1, 0)")
     (found,) = await read_again(tmp_path)

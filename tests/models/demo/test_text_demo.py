@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from services.models.demo import text_demo as demo
 from services.models.demo import text_demo as module
-from services.models.demo.dequantize import main
+from services.models.demo.conversion import main
 from services.models.demo.text_demo import (
     BUNDLED_SHA256,
     DEMO_ID,
@@ -224,7 +224,7 @@ def test_another_file_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_folder_that_is_there_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program checks again after the first process has released the lock."""
-    monkeypatch.setattr(sys, "argv", ["dequantize", "/no/such/file", "hash", str(tmp_path / "model")])
+    monkeypatch.setattr(sys, "argv", ["conversion", "dequantize", "/no/such/file", "hash", str(tmp_path / "model")])
     (tmp_path / "model").mkdir()
     main()
     assert names_in(tmp_path) == {"lock"}

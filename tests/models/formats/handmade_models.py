@@ -15,7 +15,7 @@ import pytest
 from services.errors import AllmError, ModelInvalid
 from services.models.formats.finding import Finding
 from services.models.formats.inspect import inspect
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 from tests.models.gguf_file import STRING, entry, header, tensor, with_weights
 
 BITS = {"F32": 32, "BF16": 16, "F16": 16, "I64": 64, "U8": 8, "BOOL": 8, "F4": 4, "F8_E4M3": 8}

@@ -21,9 +21,8 @@ from services.residency.memory.ledger import NAME, Ledger, Pools
 from services.residency.memory.ledger_file import LedgerFile
 from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.readings import Capacity, Room
-from services.residency.memory.reservation import Full
-from services.residency.resident import ResidentKey
-from services.storage.sqlite_file import DatabaseUnusable
+from services.residency.memory.reservation import Full, ResidentKey
+from services.storage import DatabaseUnusable
 
 ROOT = Path(__file__).parents[3]
 ROUNDS = 40

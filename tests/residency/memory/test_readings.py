@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.readings import Capacity, Room
-from services.residency.memory.reservation import Reservation
-from services.residency.resident import ResidentKey
+from services.residency.memory.reservation import Reservation, ResidentKey
 from tests.case import case
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from services.models.descriptor import describe
 from services.models.formats.inspect import inspect
-from services.models.hub.source_tree import LocalTree
+from services.models.hub.source import LocalTree
 from services.models.registry import RUNTIMES
 from services.settings.modality_settings import MIB
 from services.settings.settings import load_settings

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.storage.sqlite_file import DatabaseUnusable
+from services.storage import DatabaseUnusable
 from services.text.responses.response import Response, ResponseSettings
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import encode

@@ -19,7 +19,7 @@ from ctranslate2.specs.whisper_spec import WhisperSpec
 from torch import Tensor
 
 from services.audio.engine.runtimes.checkpoint import Checkpoint, checkpoint_path, read_checkpoint
-from services.provision.volume_lock import VolumeLock
+from services.storage import VolumeLock
 from services.worker.messages import EngineError
 
 FORMAT = 1  # of the converted folders: a new number converts every model again

@@ -11,7 +11,7 @@ import pytest
 
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.vocabulary import converted_vocabulary
-from services.provision.volume_lock import VolumeLock
+from services.storage import VolumeLock
 from services.worker.messages import EngineError
 from tests.audio.engine.runtimes.ctranslate2_file import variables
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
