@@ -12,12 +12,11 @@ from rich.console import Console
 
 from services.byte_count import bytes_word
 from services.cli.models import listing
-from services.cli.models.bench import Bench, Plan
+from services.cli.models.bench import Bench, ChatMeter, Plan, SpeechMeter
 from services.cli.models.catalog import session
 from services.cli.models.check import check as check_files
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.listing import explain
-from services.cli.models.meters import ChatMeter, SpeechMeter
 from services.cli.models.options import (
     Address,
     Base,
@@ -40,8 +39,7 @@ from services.cli.models.options import (
     source_url,
 )
 from services.cli.models.page import Page, document, documents, print_document
-from services.cli.models.progress import finish
-from services.cli.models.stage import loaded, served
+from services.cli.models.progress import finish, loaded, served
 from services.cli.problem import EXIT_PROBLEM, Problem, plainly
 from services.cli.verify.app import verify_families, verify_model
 from services.models.descriptor import Format, Modality

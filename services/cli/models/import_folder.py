@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from services.cli.models.catalog import Catalog
 from services.cli.models.connection import Refused
 from services.cli.models.page import reason_word, state_word
-from services.cli.models.stage import HOPELESS
+from services.cli.models.progress import HOPELESS
 from services.cli.problem import Problem
 from services.errors import AllmError
 from services.models.formats.inspect import guess

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gateway.render import Gateway, write_config
 from gateway.text_groups import TextGroups
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
-from services.cli.serve.process import LAUNCHER, describe_exit
+from services.cli.serve.process import LAUNCHER, describe_exit, first_of
 from services.cli.serve.run_folder import socket_parent
 from services.settings.gateway_settings import GROUPS_VARIABLE
 from services.settings.setting import SettingError
@@ -133,12 +133,13 @@ class _Run:
             *launcher, *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
         try:
-            if await _first(envoy.wait(), self._serving()):
-                raise Problem(f"Envoy {describe_exit(await envoy.wait())}; the reason is in its log, above")
-            await _first(envoy.wait(), self._kill.wait(), self._leave())
+            ended, _ = await first_of(envoy.wait(), self._serving())
+            if ended:
+                raise Problem(f"Envoy {describe_exit(ended.result())}; the reason is in its log, above")
+            await first_of(envoy.wait(), self._kill.wait(), self._leave())
             if envoy.returncode is None:
                 envoy.terminate()
-                await _first(envoy.wait(), asyncio.sleep(STOP_SECONDS), self._kill.wait())
+                await first_of(envoy.wait(), asyncio.sleep(STOP_SECONDS), self._kill.wait())
         finally:
             if envoy.returncode is None:
                 envoy.kill()
@@ -168,15 +169,3 @@ class _Run:
             return
         await asyncio.sleep(self._service.drain_delay_seconds)
         await drain(self._admin, self._service.drain_seconds, log.info)
-
-
-async def _first(*waits: Awaitable[object]) -> bool:
-    """Waits until one of them has ended, and cancels the others; returns whether the first one ended."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].done()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -174,6 +175,19 @@ def describe_exit(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+async def first_of(*works: Awaitable[Any], seconds: float | None = None) -> list[asyncio.Future[Any] | None]:
+    """Waits until one of them has ended, for at most `seconds`, and cancels the others. Returns those that have ended,
+    each in its place, and None for the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return [task if task in done else None for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pump(pipe: asyncio.StreamReader, log: LogFile) -> None:

@@ -15,18 +15,11 @@ from gateway.address import confined, is_confined
 from services.auth.identity_keys import ROLES, KeysUnusable, create_keys
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
+from services.cli.serve.process import first_of
 from services.cli.serve.register import Registrar
 from services.cli.serve.run_folder import RunNote, run_folder
 from services.cli.serve.screen import Screen
-from services.cli.serve.stack import (
-    CATALOG,
-    Stack,
-    audio_names,
-    authorizer_names,
-    image_names,
-    text_names,
-    with_listener,
-)
+from services.cli.serve.stack import AUDIO, CATALOG, IMAGE, TEXT, Stack, authorizer_names, names, with_listener
 from services.cli.serve.supervisor import Supervisor
 from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER
 from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID
@@ -134,9 +127,9 @@ def _metrics_ports(settings: Settings) -> dict[str, int]:
     """Returns the metrics ports: the first text service gets that of the settings, the others free ones."""
     host, port = settings.service.metrics_host, settings.service.metrics_port
     first, *others = (
-        *text_names(settings.text_replicas),
-        *audio_names(settings.audio_replicas),
-        *image_names(settings.image_replicas),
+        *names(TEXT, settings.text_replicas),
+        *names(AUDIO, settings.audio_replicas),
+        *names(IMAGE, settings.image_replicas),
     )
     return {
         first: choose_port(host, port, "ALLM_METRICS_PORT"),
@@ -203,7 +196,7 @@ class _Run:
             self._libraries = found
             if new:
                 self._screen.say(MOVES.format(kind=" and ".join(new)))
-                await self._supervisor.renew(text_names(settings.text_replicas), settings.service.drain_seconds)
+                await self._supervisor.renew(names(TEXT, settings.text_replicas), settings.service.drain_seconds)
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -248,15 +241,7 @@ def _services(settings: Settings) -> str:
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Runs `work` unless `event` comes first; returns whether the work was done."""
-    task = asyncio.create_task(work)
-    interruption = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
-    finally:
-        for pending in (task, interruption):
-            pending.cancel()
-        await asyncio.gather(task, interruption, return_exceptions=True)
+    done, _ = await first_of(work, event.wait())
+    if done:
+        done.result()
+    return bool(done)
