@@ -23,8 +23,7 @@ from services.audio.engine.messages import (
     VadOptions,
     WhisperReady,
 )
-from services.audio.loaded import LoadedWhisper, TranscriptionJob
-from services.audio.manager import AudioModels
+from services.audio.manager import AudioModels, LoadedWhisper, TranscriptionJob
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
 from services.auth.caller import current_caller

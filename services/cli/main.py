@@ -18,7 +18,7 @@ from services.cli.models.app import models_app
 from services.cli.models.options import Address, Json
 from services.cli.problem import Problem, plainly
 from services.cli.serve.gateway import run_gateway
-from services.cli.serve.screen import Screen
+from services.cli.serve.serve import Screen
 from services.cli.serve.serve import serve as serve_stack
 from services.cli.top import show_on, show_once
 from services.settings.settings import load_settings

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
@@ -15,7 +15,9 @@ from services.residency.memory.reservation import Reservation
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.telemetry import metrics
 from services.telemetry.metrics import ModelPart
-from services.telemetry.span import Span
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra of its own
+    from services.telemetry.otlp import Span
 
 R = TypeVar("R", bound=Resident)
 

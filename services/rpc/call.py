@@ -2,7 +2,7 @@
 
 `typed` wraps a method of a typed service: an error becomes a gRPC status with a google.rpc.ErrorInfo, or OpenAI's error
 object if the gateway transcoded a REST request. The method gets a `Call` instead of gRPC's context and may raise any
-AllmError; any other exception is logged in full and returned as INTERNAL, without details. services/rest/facade.py
+AllmError; any other exception is logged in full and returned as INTERNAL, without details. services/rest/openai/sse.py
 wraps the methods of REST facades.
 """
 

@@ -19,8 +19,7 @@ from services.text.llama_library import llama_environ
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
 from services.text.rendering.template_process import TemplateProcess
-from services.worker.process import WorkerProcess
-from services.worker.start import WorkerStart, available_cores, worker_environ
+from services.worker.process import WorkerProcess, WorkerStart, available_cores, worker_environ
 
 WORKER_MODULE = "services.text.engine"
 LLAMA, VLLM = "llama_cpp", "vllm"

@@ -13,12 +13,11 @@ from services.audio.engine.messages import Segment
 from services.audio.manager import AudioModels
 from services.audio.sound.source import Upload
 from services.audio.transcription import Event, Transcript, TranscriptionRequest, Transcriptions
-from services.rest.facade import facade
 from services.rest.openai import sse
+from services.rest.openai.body import send_body
 from services.rest.openai.multipart import discarding_rest
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
-
-PIECE_BYTES = 512 * 1024  # of a long response in one message
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
 
@@ -61,9 +60,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
             else:
                 await transcript.gather(events)
         if not answer.stream:
-            kind, data = whole(transcript, answer, wanted.task)
-            for start in range(0, max(1, len(data)), PIECE_BYTES):  # an empty response is one message too
-                await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
+            await send_body(call, *whole(transcript, answer, wanted.task))
         call.facts["usage"] = transcript.facts
 
 

@@ -8,20 +8,19 @@ rejected by name; an unknown parameter is ignored. Extensions: `vad_filter` and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from services.audio.api import limits
-from services.audio.api.subtitles import SrtWriter, SubtitleWriter, VttWriter
 from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import Segment, Task, TokenLogprob, VadOptions
 from services.audio.transcription import Transcript, TranscriptionRequest, language_code
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai.body import JSON
-from services.rest.openai.form_fields import FormFields
+from services.rest.openai.multipart import FormFields
 
 PLAIN = "text/plain; charset=utf-8"
 POSITIONS_PER_SECOND = 50  # encoder positions per second of sound, which count as input tokens
@@ -46,9 +45,9 @@ def whole(transcript: Transcript, answer: Answer, task: Task) -> tuple[str, byte
     if answer.format == "text":
         return PLAIN, f"{transcript.text}\n".encode()
     if answer.format == "srt":
-        return PLAIN, _subtitles(SrtWriter(), transcript.segments)
+        return PLAIN, srt(transcript.segments).encode()
     if answer.format == "vtt":
-        return PLAIN, _subtitles(VttWriter(), transcript.segments)
+        return PLAIN, vtt(transcript.segments).encode()
     if answer.format == "verbose_json":
         return JSON, _encode(verbose_object(transcript, answer, task))
     return JSON, _encode(json_object(transcript, answer, task))
@@ -116,15 +115,6 @@ def logprob_objects(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         {"token": token.piece.decode(errors="replace"), "logprob": token.logprob, "bytes": list(token.piece)}
         for token in tokens
     ]
-
-
-def _subtitles(writer: SubtitleWriter, segments: Sequence[Segment]) -> bytes:
-    return "".join((writer.head, *_cues(writer, segments))).encode()
-
-
-def _cues(writer: SubtitleWriter, segments: Sequence[Segment]) -> Iterator[str]:
-    for segment in segments:
-        yield writer.cue(segment)
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
@@ -270,3 +260,41 @@ def _vad(fields: FormFields) -> VadOptions | None:
     members = FormFields([(f"chunking_strategy.{key}", value) for key, value in strategy.items()])
     threshold, silence, padding = VAD_NAMES
     return limits.vad_options(members.number(threshold), members.integer(silence), members.integer(padding), VAD_NAMES)
+
+
+def srt(segments: Iterable[Segment]) -> str:
+    """Returns a SubRip file: numbered cues, a comma before the milliseconds. A segment without text has no cue."""
+    cues = enumerate(_cues(segments, ","), 1)
+    return "".join(f"{number}\n{times}\n{text}\n\n" for number, (times, text) in cues)
+
+
+def vtt(segments: Iterable[Segment]) -> str:
+    """Returns a WebVTT file. Hours are always written, as OpenAI's API does; readers need them only from the first hour
+    on."""
+    # In WebVTT `&` and `<` open an escape and a tag.
+    cues = ((times, text.replace("&", "&amp;").replace("<", "&lt;")) for times, text in _cues(segments, "."))
+    return "WEBVTT\n\n" + "".join(f"{times}\n{text}\n\n" for times, text in cues)
+
+
+def _cues(segments: Iterable[Segment], mark: str) -> Iterator[tuple[str, str]]:
+    """Yields the timing line and the text of each cue."""
+    for segment in segments:
+        if text := cue_text(segment.text):
+            yield f"{clock(segment.start, mark)} --> {clock(segment.end, mark)}", text
+
+
+def cue_text(text: str) -> str:
+    """Cleans a segment's text for a cue: an arrow would read as a timing line, an empty line as the cue's end."""
+    while "-->" in text:  # repeated, because `--->` becomes another arrow
+        text = text.replace("-->", "->")
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def clock(seconds: float, mark: str) -> str:
+    """Formats a time as `HH:MM:SS`, `mark` and milliseconds; a negative time becomes zero."""
+    total = max(0, round(seconds * 1000))
+    hours, rest = divmod(total, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    whole, milliseconds = divmod(rest, 1000)
+    return f"{hours:02d}:{minutes:02d}:{whole:02d}{mark}{milliseconds:03d}"

@@ -24,7 +24,7 @@ from services.auth.identity_keys import OPERATOR, KeysUnusable, read_key
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
 from services.cli.serve.stack import CATALOG
-from services.rpc.own_identity import NOBODY, MetadataInterceptor, OwnIdentity
+from services.rpc.channel import NOBODY, MetadataInterceptor, OwnIdentity
 from services.settings.settings import DEFAULT_CATALOG, Settings
 
 MIB = 1024 * 1024

@@ -33,7 +33,7 @@ from services.models.demo.text_demo import (
 from services.models.formats.inspect import guess
 from services.models.formats.whisper import CHECKPOINT
 from services.models.hub.source_tree import LocalTree
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.channel import OwnIdentity
 from services.settings.settings import Settings
 
 NICE = 10  # a request may be waiting for another model's first answer

@@ -22,13 +22,12 @@ from services.image.image_files import ImageFiles
 from services.image.images import Event, Gallery, Images, PictureFile
 from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
-from services.rest.facade import facade
 from services.rest.openai import sse
-from services.rest.openai.body import called, json_body
+from services.rest.openai.body import called, json_body, send_body
 from services.rest.openai.multipart import discarding_rest
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
 
-PIECE_BYTES = 512 * 1024  # of a long answer, per message
 FILE_SECONDS = 600.0  # time limit for sending a picture
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
@@ -76,7 +75,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     ) -> None:
         """Returns a picture that an answer linked by its URL."""
         kind, data = await self._files.read(request.name)
-        await _send(call, kind, data)
+        await send_body(call, kind, data)
 
     async def _answer(self, answer: Answer, wanted: ImageRequest, call: Call) -> None:
         stored = await self._models.find(wanted.model)
@@ -92,7 +91,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
             urls = answer.response_format == "url"
             kept = [await self._files.keep(each.data, each.kind) for each in gallery.pictures] if urls else []
             body = json_body(response_object(gallery, answer, kept))
-            await _send(call, body.content_type, body.data)
+            await send_body(call, body.content_type, body.data)
         call.facts["usage"] = gallery.facts
 
 
@@ -103,11 +102,6 @@ async def _stream(events: AsyncIterator[Event], gallery: Gallery, answer: Answer
     async for event in events:
         gallery.add(event)
         if isinstance(event, PictureFile) and event.partial is not None:
-            await _send(call, sse.EVENT_STREAM, sse.event(*partial_event(event, answer)))
+            await send_body(call, sse.EVENT_STREAM, sse.event(*partial_event(event, answer)))
     for picture in gallery.pictures:
-        await _send(call, sse.EVENT_STREAM, sse.event(*completed_event(picture, gallery, answer)))
-
-
-async def _send(call: Call, kind: str, data: bytes) -> None:
-    for start in range(0, max(1, len(data)), PIECE_BYTES):
-        await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
+        await send_body(call, sse.EVENT_STREAM, sse.event(*completed_event(picture, gallery, answer)))
