@@ -12,7 +12,8 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 from grpc.aio import ClientCallDetails, ClientInterceptor, UnaryStreamClientInterceptor, UnaryUnaryClientInterceptor
@@ -272,17 +273,6 @@ def _signed(details: ClientCallDetails, own: tuple[tuple[str, str], ...]) -> Cli
     return ClientCallDetails(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready)
 
 
-class _Details(NamedTuple):
-    """The attributes that gRPC expects of changed call details; gRPC has no class for them."""
-
-    method: str
-    timeout: float | None
-    metadata: Any
-    credentials: Any
-    wait_for_ready: bool | None
-    compression: Any
-
-
 class MetadataInterceptor(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -295,24 +285,13 @@ class MetadataInterceptor(
         self._metadata = metadata
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """See grpc."""
-        return continuation(self._signed(client_call_details), request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """See grpc."""
-        return continuation(self._signed(client_call_details), request)
+        """Continues a call, or any stream, with the metadata; gRPC takes all other details from the call."""
+        metadata = (*(client_call_details.metadata or ()), *self._metadata())
+        return continuation(SimpleNamespace(metadata=metadata), request)
 
     def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        """See grpc."""
-        return continuation(self._signed(client_call_details), request_iterator)
+        """See `intercept_unary_unary`."""
+        return self.intercept_unary_unary(continuation, client_call_details, request_iterator)
 
-    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        """See grpc."""
-        return continuation(self._signed(client_call_details), request_iterator)
-
-    def _signed(self, details: Any) -> _Details:
-        metadata = (*(details.metadata or ()), *self._metadata())
-        compression = getattr(details, "compression", None)
-        return _Details(
-            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready, compression
-        )
+    intercept_unary_stream = intercept_unary_unary
+    intercept_stream_stream = intercept_stream_unary

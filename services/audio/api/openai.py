@@ -69,7 +69,7 @@ def verbose_object(transcript: Transcript, answer: Answer, task: Task) -> dict[s
     found: dict[str, Any] = {
         "task": task,
         "language": LANGUAGES.get(language, language),
-        "duration": float(transcript.seconds),
+        "duration": float(transcript.finished.seconds),
         "text": transcript.text,
     }
     if answer.segments:
@@ -95,7 +95,7 @@ def delta_event(delta: str, segment: Segment, answer: Answer) -> dict[str, Any]:
 
 def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
     """Builds the last event of a stream. Its usage is in tokens: OpenAI's types allow no other unit here."""
-    positions = math.ceil(transcript.speech_seconds * POSITIONS_PER_SECOND)
+    positions = math.ceil(transcript.finished.speech_seconds * POSITIONS_PER_SECOND)
     event: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
     if answer.logprobs:
         event["logprobs"] = logprob_objects(transcript.logprobs)
@@ -103,8 +103,8 @@ def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
         "type": "tokens",
         "input_tokens": positions,
         "input_token_details": {"text_tokens": 0, "audio_tokens": positions},
-        "output_tokens": transcript.tokens,
-        "total_tokens": positions + transcript.tokens,
+        "output_tokens": transcript.finished.tokens,
+        "total_tokens": positions + transcript.finished.tokens,
     }
     return event
 
@@ -133,7 +133,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _duration(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+    return {"type": "duration", "seconds": math.ceil(transcript.finished.seconds)}
 
 
 def _time(seconds: float) -> float:
@@ -162,18 +162,7 @@ def read_transcription(given: Sequence[tuple[str, str]]) -> tuple[Answer, Transc
     fields = FormFields(given)
     _refuse(fields, REFUSED)
     answer = _answer(fields)
-    return answer, TranscriptionRequest(
-        model=limits.check_model(fields.text("model")),
-        task="transcribe",
-        language=language_code(fields.text("language")),
-        prompt=limits.check_prompt(fields.text("prompt")),
-        temperature=limits.check_temperature(fields.number("temperature")),
-        beam_size=limits.check_beam_size(fields.integer("beam_size")),
-        words=answer.words,
-        logprobs=answer.logprobs,
-        vad=_vad(fields),
-        live=False,
-    )
+    return answer, _request(fields, answer, "transcribe")
 
 
 def read_translation(given: Sequence[tuple[str, str]]) -> tuple[Answer, TranscriptionRequest]:
@@ -182,16 +171,21 @@ def read_translation(given: Sequence[tuple[str, str]]) -> tuple[Answer, Transcri
     if fields.switch("stream"):
         raise Unsupported("'stream' is not supported for translations.", param="stream")
     _refuse(fields, NOT_TRANSLATED)
-    return Answer(format=_format(fields)), TranscriptionRequest(
+    answer = Answer(format=_format(fields))
+    return answer, _request(fields, answer, "translate")
+
+
+def _request(fields: FormFields, answer: Answer, task: Task) -> TranscriptionRequest:
+    return TranscriptionRequest(
         model=limits.check_model(fields.text("model")),
-        task="translate",
+        task=task,
         language=language_code(fields.text("language")),
         prompt=limits.check_prompt(fields.text("prompt")),
         temperature=limits.check_temperature(fields.number("temperature")),
         beam_size=limits.check_beam_size(fields.integer("beam_size")),
-        words=False,
-        logprobs=False,
-        vad=VadOptions() if fields.switch("vad_filter") is not False else None,
+        words=answer.words,
+        logprobs=answer.logprobs,
+        vad=_vad(fields),
         live=False,
     )
 

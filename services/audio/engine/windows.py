@@ -6,12 +6,11 @@ Sound is held as long as a window may need it, and is addressed by its position 
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
 
 import numpy as np
 
 from services.audio.engine.messages import SAMPLE_RATE, VadOptions
-from services.audio.engine.vad import SpeechDetector, Stretch, quietest
+from services.audio.engine.vad import SpeechDetector, SpeechMeter, Stretch, quietest
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
 
 EDGE = 200  # samples that a column of the spectrogram reads beyond its position
@@ -54,16 +53,6 @@ class SoundBuffer:
         if before > self.start:
             self._first += before - self.start
             self.start = before
-
-
-class Meter(Protocol):
-    """The interface of a speech meter: `services.audio.engine.vad.SpeechMeter`."""
-
-    def feed(self, samples: Samples) -> Samples:
-        """Takes sound. Returns a probability for each further `FRAME` samples of all that was fed."""
-
-    def end(self) -> Samples:
-        """Returns the probability of the rest."""
 
 
 class Windows:
@@ -160,7 +149,7 @@ class SpeechWindows(Windows):
     and, if `live`, as soon as the speaker pauses for 0.6 s. A stretch of more than 30 s is cut where it is quietest.
     """
 
-    def __init__(self, options: VadOptions, meter: Meter, live: bool = False) -> None:
+    def __init__(self, options: VadOptions, meter: SpeechMeter, live: bool = False) -> None:
         super().__init__()
         self._meter = meter
         self._detector = SpeechDetector(options)

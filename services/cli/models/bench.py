@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from allm.audio.v1 import transcription_service_pb2 as pb
 from allm.audio.v1 import transcription_service_pb2_grpc
@@ -24,26 +23,18 @@ from services.cli.problem import Problem
 LOAD_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The measurements to make."""
-
-    rounds: int  # in addition to the warm-up round
-    chat: ChatMeter
-    speech: SpeechMeter | None  # None: no recording was given
-
-
 class Bench:
-    """Measures models. `say` receives progress messages."""
+    """Measures models."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        plan: Plan,
-        say: Callable[[str], None],
+        self, catalog: Catalog, rounds: int, chat: ChatMeter, speech: SpeechMeter | None, say: Callable[[str], None]
     ) -> None:
+        """`rounds`: in addition to the warm-up round. `speech`: None if no recording was given. `say` receives progress
+        messages."""
         self._catalog = catalog
-        self._plan = plan
+        self._rounds = rounds
+        self._chat = chat
+        self._speech = speech
         self._say = say
 
     def run(self, model_id: str, runtime: str = "") -> list[model_pb2.Benchmark]:
@@ -59,7 +50,7 @@ class Bench:
         with restored_afterwards(self._catalog, model.id, self._say):
             return [self._measure(model, name, meter) for name in names]
 
-    def _measure(self, model: model_pb2.Model, runtime: str, meter: Meter) -> model_pb2.Benchmark:
+    def _measure(self, model: model_pb2.Model, runtime: str, meter: ChatMeter | SpeechMeter) -> model_pb2.Benchmark:
         self._say(f"loading {model.id} with {runtime}")
         wanted = self._catalog.load(model.id, runtime)
         current, reached = wait_until(self._catalog, wanted, loaded(runtime, everywhere=True), LOAD_SECONDS)
@@ -67,33 +58,34 @@ class Bench:
             raise Problem(f"{model.id} cannot be loaded with {runtime}: {reached.state}: {reached.reason}")
         device = _device(current, runtime)
         rounds: list[Round] = []
-        for number in range(self._plan.rounds + 1):
-            what = f"round {number} of {self._plan.rounds}" if number else "warming up"
+        for number in range(self._rounds + 1):
+            what = f"round {number} of {self._rounds}" if number else "warming up"
             self._say(f"{runtime} on {device}: {what}")
             measured = meter.round(model.id)
             if number:
                 rounds.append(measured)
+        ran = [each for each in self._catalog.get(model.id).model.replicas if each.runtime == runtime]
         benchmark = model_pb2.Benchmark(
             runtime=runtime,
             device=device,
             tokens_per_second=statistics.median(each.rate for each in rounds),
             first_token_seconds=statistics.median(each.first_token for each in rounds),
-            peak_memory_bytes=_peak(self._catalog.get(model.id).model, runtime),
+            peak_memory_bytes=max(each.peak_memory_bytes for each in ran) if ran else 0,
         )
         self._catalog.record(model.id, benchmark)
         return benchmark
 
-    def _meter(self, model: model_pb2.Model) -> Meter:
+    def _meter(self, model: model_pb2.Model) -> ChatMeter | SpeechMeter:
         if "chat" in model.capabilities:
-            return self._plan.chat
+            return self._chat
         if "transcription" not in model.capabilities:
             able = ", ".join(model.capabilities) or modality_word(model.modality)
             raise Problem(
                 f"{model.id} is a model for {able}: `allm models bench` measures only models that chat or transcribe"
             )
-        if self._plan.speech is None:
+        if self._speech is None:
             raise Problem(f"{model.id} transcribes speech: give a recording with --audio FILE")
-        return self._plan.speech
+        return self._speech
 
 
 def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str) -> list[str]:
@@ -112,12 +104,10 @@ def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str)
         return wanted
     reasons = [f"{verdict.runtime}: {verdict.reason}" for verdict in verdicts if not asked or verdict.runtime == asked]
     if not reasons:
-        reasons = [f"there is no runtime {asked}; there are {', '.join(_names(verdicts)) or 'none'}"]
+        reasons = [
+            f"there is no runtime {asked}; there are {', '.join(sorted({each.runtime for each in verdicts})) or 'none'}"
+        ]
     raise Problem(f"{model.id} cannot be measured: {'; '.join(dict.fromkeys(reasons))}")
-
-
-def _names(verdicts: Sequence[model_service_pb2.RuntimeVerdict]) -> list[str]:
-    return sorted({verdict.runtime for verdict in verdicts})
 
 
 def _device(model: model_pb2.Model, runtime: str) -> str:
@@ -129,10 +119,6 @@ def _device(model: model_pb2.Model, runtime: str) -> str:
             "needs replicas on exactly one kind of device"
         )
     return devices[0]
-
-
-def _peak(model: model_pb2.Model, runtime: str) -> int:
-    return max((replica.peak_memory_bytes for replica in model.replicas if replica.runtime == runtime), default=0)
 
 
 ROUND_SECONDS = 600.0
@@ -147,13 +133,6 @@ class Round:
 
     first_token: float
     rate: float
-
-
-class Meter(Protocol):
-    """Measures one kind of models."""
-
-    def round(self, model_id: str) -> Round:
-        """Measures one request. Raises Problem if it fails, or its answer is too short to measure."""
 
 
 @dataclass(frozen=True, slots=True)

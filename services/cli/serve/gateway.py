@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +22,7 @@ from gateway.render import Gateway, write_config
 from gateway.text_groups import TextGroups
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
-from services.cli.serve.process import LAUNCHER, describe_exit, first_of
+from services.cli.serve.process import describe_exit, ending_with_us, first_of
 from services.cli.serve.run_folder import socket_parent
 from services.settings.gateway_settings import GROUPS_VARIABLE
 from services.settings.setting import SettingError
@@ -128,9 +127,8 @@ class _Run:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         command = envoy_command(write_config(self._gateway), os.cpu_count() or 1)
         # Envoy inherits our output. It gets its own session, because we handle a terminal's Ctrl-C.
-        launcher = (sys.executable, "-m", LAUNCHER, str(os.getpid()))
         envoy = await asyncio.create_subprocess_exec(
-            *launcher, *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            *ending_with_us(command), stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
         try:
             ended, _ = await first_of(envoy.wait(), self._serving())

@@ -98,7 +98,11 @@ class FamilyRun:
         catalog = self.at.catalog
         known = next((each for each in catalog.models().models if each.id == published.id), None)
         if known is None:
-            return catalog.register(published.id, published.source, published.format)
+            return catalog.register(
+                model_service_pb2.RegisterModelRequest(
+                    id=published.id, source=published.source, format=published.format
+                )
+            )
         if known.source != published.source:
             raise Problem(f"the id {published.id} belongs to another model: {known.source}")
         return known
