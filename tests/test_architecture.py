@@ -555,6 +555,7 @@ def test_no_test_imports_a_conftest() -> None:
 # Tests of several modules; in a folder that `services` has too, every other test is named for its module.
 WIDE_TESTS = {
     "authorizer/test_readiness.py",
+    "audio/engine/runtimes/test_alignment.py",
     "audio/engine/test_engine_parity.py",
     "audio/engine/test_engine_worker.py",
     "audio/engine/test_long_sound.py",

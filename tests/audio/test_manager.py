@@ -1,4 +1,4 @@
-"""The audio manager: the worker has the runtimes of the registry, and a model without weights leaves no worker."""
+"""The audio manager: its runtimes and workers; and a loaded Whisper model with a scripted worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The size of a step: bounded in time on any machine, and stable."""
+"""The size of a step, bounded in time on any machine, and stable; and the turns of clients and requests."""
 
 from __future__ import annotations
 

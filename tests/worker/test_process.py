@@ -1,4 +1,4 @@
-"""Real worker processes: start, messages, and every kind of end."""
+"""Real worker processes: start, loading, messages, and every kind of end."""
 
 from __future__ import annotations
 

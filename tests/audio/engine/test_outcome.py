@@ -1,4 +1,4 @@
-"""The split of a window's tokens into phrases, case by case as in the reference."""
+"""Attempts that are judged, and the split of a window's tokens into phrases, case by case as in the reference."""
 
 from __future__ import annotations
 

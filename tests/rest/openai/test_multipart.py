@@ -1,4 +1,4 @@
-"""Multipart forms from the gateway: split anywhere, hostile, or truncated."""
+"""Multipart forms from the gateway: split anywhere, hostile, or truncated; and the types of their fields."""
 
 from __future__ import annotations
 
