@@ -13,7 +13,7 @@ from bench.image_caller import Callers
 from bench.image_pipeline import MODEL_FOLDER, Level, Plan, Timing
 from bench.library_process import LibraryProcess, library_process
 from bench.process import Launch, free_port, running
-from services.worker.start import worker_environ
+from services.worker.process import worker_environ
 
 START_SECONDS = 120.0
 MODEL = "bench"

@@ -20,7 +20,7 @@ from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
 
-from services.rest.facade import facade
+from services.rest.openai.sse import facade
 from services.rpc.call import Call, typed
 from services.rpc.server import Application, run
 from services.settings.settings import Settings

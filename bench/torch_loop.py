@@ -59,7 +59,7 @@ def main() -> None:
 def _become_a_worker(threads: int) -> None:
     """Restarts this program with the environment of the text service's workers, which libraries read only at the start.
 
-    The values are those of `services.worker.start`, which a bare machine may lack.
+    The values are those of `services.worker.process`, which a bare machine may lack.
     """
     environ = {
         "OMP_NUM_THREADS": str(threads),

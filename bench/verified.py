@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.byte_count import bytes_word
-from services.cli.verify.record import file_name
+from services.cli.verify.check import file_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "verified"

@@ -19,7 +19,7 @@ from services.residency.memory.admission import Needed
 from services.residency.memory.device_memory import VulkanMemory
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.channel import OwnIdentity
 from services.rpc.server import Application
 from services.settings.model_groups import GroupShare
 from services.settings.settings import Settings

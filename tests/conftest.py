@@ -16,7 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 # Models in the tests' own process wait as models in workers do: otherwise they slow down sharply on a busy machine.
-# GNU OpenMP reads this when it is loaded (services/worker/start.py).
+# GNU OpenMP reads this when it is loaded (services/worker/process.py).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # A shell's background jobs ignore SIGINT, and so do their children; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

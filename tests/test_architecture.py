@@ -336,14 +336,14 @@ def test_a_service_loads_no_heavy_library() -> None:
 
 _LOWEST = ("services.byte_count", "services.errors", "services.settings", "services.storage", "services.telemetry")
 _CALLS = (*_LOWEST, "services.auth", "services.rpc", "services.rest")
-_WORKER = tuple(f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages", "turns"))
+_WORKER = tuple(f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages"))
 # What `allm doctor` shares with the services, which ask the same at their start.
 _DOCTOR = (
     "services.modality",
     "services.residency.memory",
     "services.text.runtime_availability",
     "services.worker.devices",
-    "services.worker.start",
+    "services.worker.process",
 )
 # Folders that may import less than their layer in .importlinter allows, and the allm modules they may import.
 MAY_IMPORT = {
@@ -553,6 +553,7 @@ def test_no_test_imports_a_conftest() -> None:
 # Tests of several modules; in a folder that `services` has too, every other test is named for its module.
 WIDE_TESTS = {
     "authorizer/test_readiness.py",
+    "audio/engine/runtimes/test_alignment.py",
     "audio/engine/test_engine_parity.py",
     "audio/engine/test_engine_worker.py",
     "audio/engine/test_long_sound.py",
@@ -568,6 +569,7 @@ WIDE_TESTS = {
     "cli/models/test_models_change.py",
     "cli/models/test_models_keys.py",
     "cli/models/test_models_list.py",
+    "image/engine/runtimes/diffusers/test_loras.py",
     "image/engine/runtimes/diffusers/test_parity.py",
     "image/engine/test_image_worker.py",
     "image/test_image_metrics.py",

@@ -137,7 +137,7 @@ def _part(name: str, document: Document) -> str:
 
 def _record(document: Document) -> None:
     from bench.verified import RESULTS as VERIFIED  # noqa: PLC0415
-    from services.cli.verify.record import file_name  # noqa: PLC0415
+    from services.cli.verify.check import file_name  # noqa: PLC0415
 
     VERIFIED.mkdir(parents=True, exist_ok=True)
     left = ("finished", "seconds", "not_run", "figures")

@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from services.audio.engine.batch_size import batch_windows, lane_count
 from services.audio.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
@@ -55,9 +54,9 @@ class AudioMemoryEstimate:
         options = self._options(descriptor, runtime)
         numbers, layers, width = _sizes(descriptor)
         number = 2 if options.gpu else 4
-        rows = batch_windows(options)
+        rows = options.most_windows
         layer = 2 * layers * width * number
-        lanes = _lanes(descriptor, runtime, options)
+        lanes = options.lanes(descriptor.size) if runtime.name == "faster_whisper" else 1
         parts = {
             "weights": int(numbers * _weight_bytes(options, runtime)),
             "cache": rows * (_POSITIONS + self._settings.beam_size * _TEXT) * layer,
@@ -71,13 +70,6 @@ class AudioMemoryEstimate:
             return MemoryEstimate.of(parts, {"worker": worker + aside}, runtime)
         parts["compute"] += aside
         return MemoryEstimate.of(parts, {"worker": worker}, runtime)
-
-
-def _lanes(descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions) -> int:
-    """Returns the number of parallel calls."""
-    if runtime.name != "faster_whisper":
-        return 1
-    return lane_count(descriptor.size, options.threads, gpu=options.gpu)
 
 
 def _weight_bytes(options: EngineOptions, runtime: Runtime) -> float:

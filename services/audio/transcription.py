@@ -23,8 +23,7 @@ from services.audio.engine.messages import (
     VadOptions,
     WhisperReady,
 )
-from services.audio.loaded import LoadedWhisper, TranscriptionJob
-from services.audio.manager import AudioModels
+from services.audio.manager import AudioModels, LoadedWhisper, TranscriptionJob
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
 from services.auth.caller import current_caller
@@ -202,15 +201,18 @@ def language_code(language: str) -> str:
     return _CODES[name]
 
 
+UNFINISHED = Finished(request=0, language="", seconds=0.0, speech_seconds=0.0, tokens=0)
+
+
 @dataclass(slots=True)
 class Transcript:
-    """The answer to a request so far; complete once `finished` is set."""
+    """The answer to a request so far; its lengths and tokens are in `finished`, once it is complete."""
 
     model_id: str = ""
     language: str = ""  # ISO 639-1; empty until it is known
     probability: float = 0.0  # of the language
     segments: list[Segment] = field(default_factory=list)
-    finished: Finished | None = None
+    finished: Finished = UNFINISHED
     _pieces: list[str] = field(default_factory=list)
     _space: str = ""  # at the end of the text so far: it counts only if more text follows
 
@@ -225,24 +227,10 @@ class Transcript:
         return [token for segment in self.segments for token in segment.logprobs or ()]
 
     @property
-    def seconds(self) -> float:
-        """Length of the sound; 0 until the request has finished."""
-        return self.finished.seconds if self.finished else 0.0
-
-    @property
-    def speech_seconds(self) -> float:
-        """Length of the sound that was decoded as speech."""
-        return self.finished.speech_seconds if self.finished else 0.0
-
-    @property
-    def tokens(self) -> int:
-        """The number of generated tokens."""
-        return self.finished.tokens if self.finished else 0
-
-    @property
     def facts(self) -> dict[str, float]:
         """The fields for the request's log line."""
-        return {"seconds": round(self.seconds, 2), "speech": round(self.speech_seconds, 2), "tokens": self.tokens}
+        done = self.finished
+        return {"seconds": round(done.seconds, 2), "speech": round(done.speech_seconds, 2), "tokens": done.tokens}
 
     def add(self, event: Event) -> str:
         """Adds the next event. Returns the text that it adds; "" for none."""

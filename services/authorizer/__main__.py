@@ -14,7 +14,7 @@ from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_follower import OPTIONS, KeyFollower
 from services.authorizer.key_table import KeySnapshot, KeyTable
 from services.authorizer.servicer import AuthorizationServicer
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.channel import OwnIdentity
 from services.rpc.server import Application, run
 from services.settings.setting import SettingError
 from services.settings.settings import Settings

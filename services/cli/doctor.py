@@ -22,7 +22,7 @@ from services.residency.memory.host_memory import read_host_memory
 from services.settings.settings import Settings
 from services.text.runtime_availability import llama_devices, text_runtimes
 from services.worker.devices import RuntimeDevices, no_sign_of, nvidia_driver, probe
-from services.worker.start import available_cores
+from services.worker.process import available_cores
 
 EXTRAS: Mapping[str, tuple[str, str]] = {  # runtime -> the package that computes, the extra that brings it
     "llama_cpp": ("llama_cpp", "text"),

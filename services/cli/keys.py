@@ -13,6 +13,7 @@ from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 from services.byte_count import bytes_word
 from services.cli.models.connection import key_service, readable_errors
 from services.cli.models.listing import time_word
+from services.cli.models.options import Json
 from services.cli.models.page import Page, document, print_document
 from services.cli.problem import plainly
 from services.settings.settings import load_settings
@@ -31,7 +32,6 @@ CatalogAddress = Annotated[
     str,
     typer.Option("--catalog", metavar="ADDRESS", help="The address of the catalog; default: the one on this machine."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def show_keys(page: Page, keys: Sequence[keys_pb2.ApiKey], now: float | None = None) -> None:

@@ -15,9 +15,10 @@ from services.byte_count import bytes_word
 from services.catalog.backup import BackupError, back_up
 from services.cli.keys import keys_app
 from services.cli.models.app import models_app
+from services.cli.models.options import Address, Json
 from services.cli.problem import Problem, plainly
 from services.cli.serve.gateway import run_gateway
-from services.cli.serve.screen import Screen
+from services.cli.serve.serve import Screen
 from services.cli.serve.serve import serve as serve_stack
 from services.cli.top import show_on, show_once
 from services.settings.settings import load_settings
@@ -132,10 +133,8 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one sample and exit; implied without a terminal.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
-    ] = "",
+    as_json: Json = False,
+    address: Address = "",
 ) -> None:
     """Show the load of the machine: memory, requests, tokens per second, latencies, model loads and unloads."""
     console = Console(highlight=False)
@@ -146,7 +145,7 @@ def top(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(as_json: Json = False) -> None:
     """Say what this machine can do, what is missing, and the command that mends it; needs no running server.
 
     The exit status is 1 if `ALLM_DEVICE` asks for a device that a runtime cannot use.

@@ -6,8 +6,7 @@ import grpc
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
-from services.image.api.facade import ImagesFacade
-from services.image.api.form import ImageUploads, upload_room
+from services.image.api.facade import ImagesFacade, ImageUploads, upload_room
 from services.image.api.servicer import ImageServicer
 from services.image.image_files import ImageFiles
 from services.image.images import Images

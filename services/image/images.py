@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from services.auth.caller import current_caller
 from services.errors import Internal
 from services.image.engine.messages import Accepted, Draft, Finished, Generate, Parameters, Picture, Progress
-from services.image.loaded import GenerationJob
-from services.image.manager import ImageModels
+from services.image.manager import GenerationJob, ImageModels
 from services.image.parameters import FileKind, ImageRequest, Output, ResolvedRequest
 from services.image.pictures.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures

@@ -14,7 +14,7 @@ from services.provision.model_cache import ModelCache
 from services.provision.preparation import Means
 from services.provision.reporter import FigureReader, Reporter
 from services.residency.manager import ModelManager
-from services.rpc.own_identity import NOBODY, OwnIdentity
+from services.rpc.channel import NOBODY, OwnIdentity
 from services.settings.model_groups import GroupShare
 from services.settings.settings import ModelSettings
 

@@ -13,7 +13,7 @@ from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
 from services.residency.memory.readings import Readings, Snapshot
 from services.residency.memory.reservation import ResidentKey
-from services.rpc.own_identity import NOBODY, OwnIdentity
+from services.rpc.channel import NOBODY, OwnIdentity
 from services.settings.settings import Settings
 
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
@@ -15,7 +15,9 @@ from services.models.registry import Runtime
 from services.residency.memory.reservation import Reservation, ResidentKey, resident_key
 from services.telemetry import metrics
 from services.telemetry.metrics import ModelPart
-from services.telemetry.span import Span
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra of its own
+    from services.telemetry.otlp import Span
 
 
 class Resident(Protocol):

@@ -2,7 +2,7 @@
 
 `typed` wraps a method of a typed service: an error becomes a gRPC status with a google.rpc.ErrorInfo, or OpenAI's error
 object if the gateway transcoded a REST request. The method gets a `Call` instead of gRPC's context and may raise any
-AllmError; any other exception is logged in full and returned as INTERNAL, without details. services/rest/facade.py
+AllmError; any other exception is logged in full and returned as INTERNAL, without details. services/rest/openai/sse.py
 wraps the methods of REST facades.
 """
 
@@ -120,10 +120,6 @@ class Call:
             return contextlib.nullcontext()
         return self.bodies.hold(self.client, request.ByteSize(), self.identity.bytes_in_flight)
 
-    def begin_trace(self, servicer: object, method: str, operation: str) -> None:
-        """Starts the span of this RPC; it ends when the RPC is counted."""
-        self.trace = tracing.begin(servicer, method, self.started, self._metadata, operation)
-
     def deadline(self) -> Deadline | None:
         """Returns the caller's deadline. Raises InvalidRequest if the header is no number of seconds."""
         return read_deadline(self._metadata, self._context.time_remaining())
@@ -205,7 +201,7 @@ def _wrap(
         logs.request_id.set(call.request_id)
         metrics.operation.set(operation)
         if tracing.tracer and not quiet:
-            call.begin_trace(servicer, method.__name__, operation)
+            call.trace = tracing.begin(servicer, method.__name__, call.started, call._metadata, operation)
         error: AllmError
         try:
             call.identify(scope, also)

@@ -1,20 +1,28 @@
-"""Channels between our own processes: plain text on Unix sockets or without certificates, otherwise mutual TLS.
+"""Channels between our own processes, and the identity with which these call each other, signed anew for every call.
 
-Certificates are renewed while we run, and a gRPC channel keeps its certificates for its whole life. So
-`service_channel` returns a channel that creates a new one for new calls when the files have changed.
+A channel is plain text on Unix sockets or without certificates, otherwise mutual TLS. Certificates are renewed while we
+run, and a gRPC channel keeps its certificates for its whole life. So `service_channel` returns a channel that creates a
+new one for new calls when the files have changed.
 """
 
 from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
+from grpc.aio import ClientCallDetails, ClientInterceptor, UnaryStreamClientInterceptor, UnaryUnaryClientInterceptor
 
+from services.auth.identity import HEADER, LIFETIME_SECONDS, own_identity, sign
+from services.auth.identity_keys import OPERATOR, SigningKey, read_key
+from services.settings.gateway_settings import AuthSettings
 from services.settings.tls_settings import SERVICE_NAME, ServiceTls
+from services.telemetry import tracing
 
 log = logging.getLogger(__name__)
 Options = Sequence[tuple[str, Any]]
@@ -187,3 +195,103 @@ class _RenewedChannel(grpc.aio.Channel):
             return made[channel](*given, **options)
 
         return call
+
+
+Now = Callable[[], float]
+Metadata = Callable[[], tuple[tuple[str, str], ...]]
+
+
+class OwnIdentity:
+    """This process's identity. Without a key it is anonymous and sends no identity."""
+
+    def __init__(
+        self,
+        key: SigningKey | None,
+        role: str = OPERATOR,
+        name: str = "",
+        clock: Now = time.time,
+        tls: ServiceTls | None = None,
+    ) -> None:
+        """`name`: of the replica, or of the command. `clock`: seconds since the epoch. `tls`: its certificates."""
+        self._tls = tls
+        self._key = key
+        self._role = role
+        self._name = name
+        self._clock = clock
+
+    @classmethod
+    def of(cls, auth: AuthSettings, role: str, name: str, tls: ServiceTls | None = None) -> OwnIdentity:
+        """Creates the identity of a process. Raises KeysUnusable if callers need keys, and it has none of its own."""
+        return cls(read_key(auth.key_file_of(role)) if auth.keys else None, role, name, tls=tls)
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether it sends an identity."""
+        return self._key is not None
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns metadata for a call: the identity, valid for a minute, and the current trace."""
+        if self._key is None:
+            return tracing.outgoing()
+        expires = int(self._clock()) + LIFETIME_SECONDS
+        text = sign(own_identity(self._role, self._name, expires), self._key)
+        return ((HEADER, text), *tracing.outgoing())
+
+    def channel(self, address: str, options: Any = ()) -> grpc.aio.Channel:
+        """Opens a channel whose calls carry the identity. The caller closes it."""
+        interceptors: list[ClientInterceptor] = [_UnaryInterceptor(self.metadata), _StreamInterceptor(self.metadata)]
+        needed = interceptors if self._key is not None or tracing.tracer else []
+        return service_channel(address, self._tls, options, needed)
+
+    def blocking_channel(self, address: str, options: Any = ()) -> grpc.Channel:
+        """Opens a synchronous channel whose calls carry the identity. The caller closes it."""
+        channel = blocking_channel(address, self._tls, options)
+        return channel if self._key is None else grpc.intercept_channel(channel, MetadataInterceptor(self.metadata))
+
+
+NOBODY = OwnIdentity(None)  # sends no identity
+
+
+class _UnaryInterceptor(UnaryUnaryClientInterceptor):
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(_signed(client_call_details, self._metadata()), request)
+
+
+class _StreamInterceptor(UnaryStreamClientInterceptor):
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(_signed(client_call_details, self._metadata()), request)
+
+
+def _signed(details: ClientCallDetails, own: tuple[tuple[str, str], ...]) -> ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *own)
+    return ClientCallDetails(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready)
+
+
+class MetadataInterceptor(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """An interceptor that adds fresh metadata to every call of a synchronous channel."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Continues a call, or any stream, with the metadata; gRPC takes all other details from the call."""
+        metadata = (*(client_call_details.metadata or ()), *self._metadata())
+        return continuation(SimpleNamespace(metadata=metadata), request)
+
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        """See `intercept_unary_unary`."""
+        return self.intercept_unary_unary(continuation, client_call_details, request_iterator)
+
+    intercept_unary_stream = intercept_unary_unary
+    intercept_stream_stream = intercept_stream_unary

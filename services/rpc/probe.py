@@ -31,16 +31,9 @@ class Probes:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)]) if listen else None
 
     async def __aenter__(self) -> Probes:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def start(self) -> None:
         """Starts alive, but neither started nor ready. Raises OSError if the address cannot be used."""
         if self._server is None:
-            return
+            return self
         health_pb2_grpc.add_HealthServicer_to_server(self._status, self._server)
         try:
             self._server.add_insecure_port(self._listen)
@@ -50,6 +43,7 @@ class Probes:
         for name in ("", STARTUP, READINESS):
             await self._status.set(name, NOT_SERVING)
         await self._server.start()
+        return self
 
     async def ready(self) -> None:
         """Reports that the service takes requests."""
@@ -65,8 +59,7 @@ class Probes:
         await self._status.set("", NOT_SERVING)
         await self._status.set(READINESS, NOT_SERVING)
 
-    async def close(self) -> None:
-        """Stops the health service."""
+    async def __aexit__(self, *_: object) -> None:
         if self._server:
             await self._server.stop(None)
 

@@ -27,9 +27,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from services.settings.setting import SettingError
 from services.settings.trace_settings import TraceSettings
 from services.telemetry import metrics
-from services.telemetry.span import Attributes, Span
 
 log = logging.getLogger(__name__)
+
+Attributes = Mapping[str, str | int | float | bool]
 
 QUEUE_SPANS = 8192
 BATCH_SPANS = 512
@@ -134,8 +135,8 @@ class Clock:
         return round(at * NANOSECONDS) + self._ahead
 
 
-class OtlpSpan:
-    """A span, with the clock of its trace."""
+class Span:
+    """A running span, with the clock of its trace. Times are seconds on the monotonic clock."""
 
     def __init__(self, tracer: api.Tracer, span: api.Span, clock: Clock) -> None:
         self._tracer = tracer
@@ -149,7 +150,7 @@ class OtlpSpan:
 
     @property
     def header(self) -> str:
-        """The span's `traceparent` header."""
+        """Its `traceparent` header, for calls on its behalf."""
         context = self._span.get_span_context()
         return f"00-{self.trace_id}-{api.format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
@@ -157,16 +158,16 @@ class OtlpSpan:
         """Sets attributes."""
         self._span.set_attributes(attributes)
 
-    def child(self, name: str, started: float, cause: Span | None = None) -> OtlpSpan:
-        """Starts a child span, linked to `cause` if given."""
-        links = [api.Link(cause._span.get_span_context())] if isinstance(cause, OtlpSpan) else []
+    def child(self, name: str, started: float, cause: Span | None = None) -> Span:
+        """Starts a child span. `cause`: a span of another trace that it waits for."""
+        links = [api.Link(cause._span.get_span_context())] if cause else []
         span = self._tracer.start_span(
             name, api.set_span_in_context(self._span), start_time=self._clock.wall(started), links=links
         )
-        return OtlpSpan(self._tracer, span, self._clock)
+        return Span(self._tracer, span, self._clock)
 
     def end(self, ended: float, problem: str = "", fault: bool = False) -> None:
-        """Ends the span."""
+        """Ends the span; call it once. `problem`: the error code; `fault`: whether the error is allm's fault."""
         if problem:
             self._span.set_attribute("error.type", problem)
         if fault:
@@ -174,7 +175,7 @@ class OtlpSpan:
         self._span.end(self._clock.wall(ended))
 
 
-class OtlpTracer:
+class Tracer:
     """The factory of spans, with the queue that sends them."""
 
     def __init__(self, settings: TraceSettings, service: str, replica: str) -> None:
@@ -199,17 +200,17 @@ class OtlpTracer:
         self._tracer = provider.get_tracer("allm")
         self._propagator = TraceContextTextMapPropagator()
 
-    def root(self, name: str, started: float) -> OtlpSpan:
+    def root(self, name: str, started: float) -> Span:
         """Starts the span of a new trace."""
         clock = Clock()
-        return OtlpSpan(self._tracer, self._tracer.start_span(name, start_time=clock.wall(started)), clock)
+        return Span(self._tracer, self._tracer.start_span(name, start_time=clock.wall(started)), clock)
 
-    def server(self, name: str, started: float, metadata: Mapping[str, str | bytes]) -> OtlpSpan:
+    def server(self, name: str, started: float, metadata: Mapping[str, str | bytes]) -> Span:
         """Starts the span of an RPC, as a child of the span in its metadata."""
         clock = Clock()
         parent = self._propagator.extract(metadata)
         span = self._tracer.start_span(name, parent, api.SpanKind.SERVER, start_time=clock.wall(started))
-        return OtlpSpan(self._tracer, span, clock)
+        return Span(self._tracer, span, clock)
 
     def close(self, seconds: float) -> None:
         """Sends the queued spans, for at most `seconds`."""

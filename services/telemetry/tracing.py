@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from services.errors import AllmError
 from services.settings.setting import SettingError
 from services.settings.trace_settings import ENDPOINT, EXTRA, TraceSettings
 from services.telemetry import logs
-from services.telemetry.span import Attributes, Span, Tracer
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra of its own
+    from services.telemetry.otlp import Attributes, Span, Tracer
 
 SERVER_FAULT = 500
 # Names of OpenTelemetry's conventions for generative AI; other names begin with `allm.`.
@@ -67,10 +70,10 @@ def start(settings: TraceSettings, service: str, replica: str) -> Callable[[floa
     if not settings.wanted:
         return lambda _: None
     try:
-        from services.telemetry.otlp import OtlpTracer  # noqa: PLC0415 (an extra of its own)
+        from services.telemetry.otlp import Tracer  # noqa: PLC0415 (an extra of its own)
     except ModuleNotFoundError as error:
         raise SettingError(ENDPOINT, "...", EXTRA) from error
-    made = OtlpTracer(settings, service, replica)
+    made = Tracer(settings, service, replica)
     tracer = made
 
     def stop(seconds: float) -> None:

@@ -33,9 +33,8 @@ from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
 from services.text.template_process import TemplateProcess
 from services.worker.model_in_worker import ModelInWorker
-from services.worker.pending import Pending
 from services.worker.process import WorkerProcess
-from services.worker.request_queue import RequestLimits
+from services.worker.request_queue import Pending, RequestLimits
 
 # The limit of unread output per answer, above which the worker holds the request: a few thousand tokens, or about a
 # hundred with logprobs.

@@ -18,8 +18,7 @@ from services.text.engine.runtimes.vllm.arguments import eager
 from services.text.loaded import LoadedEncoder, LoadedTextModel
 from services.text.runtime_availability import llama_environ
 from services.text.template_process import TemplateProcess
-from services.worker.process import WorkerProcess
-from services.worker.start import WorkerStart, available_cores, worker_environ
+from services.worker.process import WorkerProcess, WorkerStart, available_cores, worker_environ
 
 WORKER_MODULE = "services.text.engine"
 LLAMA, VLLM = "llama_cpp", "vllm"

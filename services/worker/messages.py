@@ -58,6 +58,14 @@ class Phase:
     at: float  # time on the monotonic clock, which all processes of a machine share
 
 
+MESSAGE_CHARACTERS = 300  # of a library's error text
+
+
+def error_line(error: BaseException) -> str:
+    """Returns a library's error text on one line, cut to MESSAGE_CHARACTERS."""
+    return " ".join(str(error).split())[:MESSAGE_CHARACTERS]
+
+
 class EngineError(Exception):
     """An error that ends requests or loading; `code` is one of the error codes."""
 

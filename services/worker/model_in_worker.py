@@ -18,9 +18,8 @@ from services.telemetry import metrics, tracing
 from services.telemetry.figures import EVENTS
 from services.telemetry.metrics import ModelPart
 from services.worker.messages import Cancel, Phase, Refused, Stop
-from services.worker.pending import Pending
 from services.worker.process import WorkerDied, WorkerProcess
-from services.worker.request_queue import RequestLimits, RequestQueue
+from services.worker.request_queue import Pending, RequestLimits, RequestQueue
 from services.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)

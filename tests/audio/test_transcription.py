@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import TEMPERATURES, Decoding, Finished, LanguageFound, Segment, VadOptions
-from services.audio.loaded import SOUND_AHEAD, LoadedWhisper, TranscriptionJob
+from services.audio.manager import SOUND_AHEAD, LoadedWhisper, TranscriptionJob
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
 from services.audio.transcription import PROMPT_END, Event, Started, language_code
 from services.errors import (

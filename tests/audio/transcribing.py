@@ -13,8 +13,7 @@ import jiwer
 import psutil
 
 from services.audio.engine.messages import Segment
-from services.audio.loaded import LoadedWhisper
-from services.audio.manager import AudioManager, AudioModels
+from services.audio.manager import AudioManager, AudioModels, LoadedWhisper
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource, Upload
 from services.audio.transcription import Event, TranscriptionRequest, Transcriptions

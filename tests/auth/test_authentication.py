@@ -28,10 +28,10 @@ from services.auth.authentication import RETRY_SECONDS, Authenticator
 from services.auth.caller import current_caller
 from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE, WATCH_KEYS, Identity, own_identity
 from services.auth.identity_keys import PUBLIC_NAME, KeysUnusable, PublicKeyFile, SigningKey
-from services.rest.facade import facade
+from services.rest.openai.sse import facade
 from services.rpc import call as call_module
 from services.rpc.call import Call, typed
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.channel import OwnIdentity
 from services.settings.settings import load_settings
 from services.telemetry.logs import JsonFormatter
 from tests.identities import KEYS, PUBLIC, ann, identity, new_key, operator, own_process, shown, write_keys

@@ -21,7 +21,7 @@ from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
 
 from services.errors import ModelNotFound
-from services.rest.facade import facade
+from services.rest.openai.sse import facade
 from services.rpc.call import Call, typed
 from tests.gateway.upstream import OPTIONS, Context, serve
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from services.image.images import Event, Images, PictureFile
-from services.image.loaded import LoadedPipeline
-from services.image.manager import ImageManager, ImageModels
+from services.image.manager import ImageManager, ImageModels, LoadedPipeline
 from services.image.parameters import ImageRequest
 from services.image.pictures.pictures import Pictures
 from services.models.descriptor import describe

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from services.image.engine.messages import Accepted, Counters, Finished, Picture, Stepped
-from services.image.loaded import LoadedPipeline
+from services.image.manager import LoadedPipeline
 from services.settings.settings import load_settings
 from services.worker.messages import Phase
 from tests.image.engine.scripted_images import READY, asked

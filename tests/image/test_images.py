@@ -19,7 +19,7 @@ from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound, 
 from services.image.engine import messages
 from services.image.engine.messages import Finished, Progress
 from services.image.images import Images, PictureFile, Started
-from services.image.loaded import TILE, GenerationJob
+from services.image.manager import TILE, GenerationJob
 from services.image.parameters import Output
 from services.settings.settings import load_settings
 from services.worker import watchdog

@@ -26,7 +26,7 @@ from services.residency.memory.reservation import Reservation, ResidentKey
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
 from services.rpc.call import Call
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.channel import OwnIdentity
 from tests.identities import KEYS, PUBLIC, ann, identity, new_key, operator, shown
 
 KEY = ResidentKey("org/m", 3, "toy")

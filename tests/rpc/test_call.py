@@ -26,8 +26,8 @@ from services.errors import (
     Overloaded,
     Unsupported,
 )
-from services.rest.facade import facade
 from services.rest.openai import sse
+from services.rest.openai.sse import facade
 from services.rpc import call as call_module
 from services.rpc.call import Call, typed
 from services.rpc.deadline import Deadline, caller_deadline

@@ -7,7 +7,8 @@ import math
 import pytest
 from allm.text.v1 import chat_pb2
 
-from services.cli.verify.answer import TIE, Answer, Scored, difference, first_difference
+from services.cli.verify.sameness import difference, first_difference
+from services.cli.verify.subject import TIE, Answer, Scored
 
 STOP, LENGTH = chat_pb2.FINISH_REASON_STOP, chat_pb2.FINISH_REASON_LENGTH
 

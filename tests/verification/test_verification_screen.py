@@ -8,8 +8,7 @@ from rich.console import Console
 
 from services.cli.models.page import Page
 from services.cli.verify.check import Outcome
-from services.cli.verify.command import CheckScreen, show_outcomes
-from services.cli.verify.suite import CHECKS
+from services.cli.verify.suite import CHECKS, CheckScreen, show_outcomes
 
 PASSED = Outcome(name="load", verdict="passed", compared="this with that", seen="all is well", seconds=1.25)
 FAILED = Outcome(

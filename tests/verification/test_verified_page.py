@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.verified import FAMILIES, PAGE, family_of, files, load, page
-from services.cli.verify.record import file_name
+from services.cli.verify.check import file_name
 from services.cli.verify.suite import CHECKS, NO_SENSE
 
 

@@ -11,8 +11,7 @@ import pytest
 from allm.models.v1 import machine_service_pb2, model_pb2
 
 from services.cli.problem import Problem
-from services.cli.verify.families import PREFIX, PUBLISHED, chosen_families
-from services.cli.verify.family_run import lack_of_memory
+from services.cli.verify.families import PREFIX, PUBLISHED, chosen_families, lack_of_memory
 from services.models.hub.source import parse_source
 from tests.demo_model import demo_model, demo_safetensors
 from tests.loopback_hub import LoopbackHub

@@ -1,10 +1,13 @@
-"""The size of a step: bounded in time on any machine, and stable."""
+"""The size of a step, bounded in time on any machine, and stable; and the turns of clients and requests."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
 import pytest
 
-from services.worker.loop import STEP_SECONDS, Pace
+from services.worker.loop import STEP_SECONDS, Pace, Turns
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(1.0, 16), (10.0, 32), (100.0, 256), (409.0, 1024), (5000.0, 2048)])
@@ -52,3 +55,41 @@ def test_any_bounds_are_enforced(most: int) -> None:
     assert pace.limit == most
     pace.took(most, 1000.0)
     assert pace.limit == min(16, most)
+
+
+@dataclass(frozen=True)
+class One:
+    request: int
+    client: str
+
+
+def test_no_waiting_request() -> None:
+    assert Turns().next([]) is None
+
+
+def test_a_client_with_many_requests_gets_no_more_than_one_with_few() -> None:
+    waiting = [One(number, "many") for number in range(10)] + [One(10, "few"), One(11, "one")]
+    turns = Turns()
+    had = [turns.next(waiting) for _ in range(60)]
+    assert Counter(one.client for one in had if one) == {"many": 20, "few": 20, "one": 20}
+    assert Counter(one.request for one in had if one and one.client == "many") == dict.fromkeys(range(10), 2)
+
+
+def test_requests_without_a_turn_are_next_oldest_first() -> None:
+    turns = Turns()
+    old = [One(1, "a"), One(2, "b")]
+    assert [turns.next(old), turns.next(old), turns.next(old)] == [One(1, "a"), One(2, "b"), One(1, "a")]
+    assert turns.next([*old, One(4, "d"), One(3, "c")]) == One(3, "c")
+
+
+def test_nothing_is_kept_of_those_who_are_gone() -> None:
+    turns = Turns()
+    first, second, other = One(1, "a"), One(2, "a"), One(3, "b")
+    turns.next([first])
+    turns.next([second])
+    turns.forget(first, [second])
+    assert turns.next([second, other]) == other
+    turns.forget(other, [second])
+    turns.forget(second, [])
+    assert not turns._clients
+    assert not turns._requests

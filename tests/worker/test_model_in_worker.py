@@ -19,8 +19,7 @@ from services.telemetry import logs, tracing
 from services.telemetry.figures import EVENTS
 from services.worker.messages import Cancel, Phase, Refused, Stop
 from services.worker.model_in_worker import RETRY_SECONDS, ModelInWorker
-from services.worker.pending import Pending
-from services.worker.request_queue import LONGEST_RETRY_SECONDS, MARGIN, RequestLimits
+from services.worker.request_queue import LONGEST_RETRY_SECONDS, MARGIN, Pending, RequestLimits
 from tests.puppet_worker import PuppetWorker
 
 MODEL = "in-its-worker"  # no other test uses this name, so its metrics belong to this module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from allm.openai.v1 import audio_service_pb2_grpc
 from google.api import httpbody_pb2
@@ -13,14 +13,14 @@ from services.audio.engine.messages import Segment
 from services.audio.manager import AudioModels
 from services.audio.sound.source import Upload
 from services.audio.transcription import Event, Transcript, TranscriptionRequest, Transcriptions
-from services.rest.facade import facade
 from services.rest.openai import sse
+from services.rest.openai.body import send_body
 from services.rest.openai.multipart import discarding_rest
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
 
-PIECE_BYTES = 512 * 1024  # of a long response in one message
-
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
+ReadFields = Callable[[Sequence[tuple[str, str]]], tuple[Answer, TranscriptionRequest]]
 
 
 class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
@@ -36,20 +36,20 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
         self, request: Messages, call: Call
     ) -> None:
         """Transcribes speech in the language spoken; with `stream`, sends each segment as soon as it is decoded."""
-        async with discarding_rest(request):
-            with self._uploads.open(call.client) as upload:
-                form = await read_upload(request, upload)
-                await self._answer(*read_transcription(form.fields), upload, call)
+        await self._read(request, read_transcription, call)
 
     @facade(operation="translation")
     async def CreateTranslation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
         """Transcribes speech and translates it into English."""
-        async with discarding_rest(request):
+        await self._read(request, read_translation, call)
+
+    async def _read(self, messages: Messages, read: ReadFields, call: Call) -> None:
+        async with discarding_rest(messages):
             with self._uploads.open(call.client) as upload:
-                form = await read_upload(request, upload)
-                await self._answer(*read_translation(form.fields), upload, call)
+                form = await read_upload(messages, upload)
+                await self._answer(*read(form.fields), upload, call)
 
     async def _answer(self, answer: Answer, wanted: TranscriptionRequest, upload: Upload, call: Call) -> None:
         stored = await self._models.find(wanted.model)
@@ -61,9 +61,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
             else:
                 await transcript.gather(events)
         if not answer.stream:
-            kind, data = whole(transcript, answer, wanted.task)
-            for start in range(0, max(1, len(data)), PIECE_BYTES):  # an empty response is one message too
-                await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
+            await send_body(call, *whole(transcript, answer, wanted.task))
         call.facts["usage"] = transcript.facts
 
 

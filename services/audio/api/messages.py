@@ -83,10 +83,10 @@ def transcript_message(transcript: Transcript) -> transcription_pb2.Transcript:
         text=transcript.text,
         language=transcript.language,
         language_probability=transcript.probability,
-        duration=transcript.seconds,
-        speech_duration=transcript.speech_seconds,
+        duration=transcript.finished.seconds,
+        speech_duration=transcript.finished.speech_seconds,
         segments=[segment_message(segment) for segment in transcript.segments],
-        tokens=transcript.tokens,
+        tokens=transcript.finished.tokens,
     )
 
 

@@ -8,20 +8,19 @@ rejected by name; an unknown parameter is ignored. Extensions: `vad_filter` and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from services.audio.api import limits
-from services.audio.api.subtitles import SrtWriter, SubtitleWriter, VttWriter
 from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import Segment, Task, TokenLogprob, VadOptions
 from services.audio.transcription import Transcript, TranscriptionRequest, language_code
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai.body import JSON
-from services.rest.openai.form_fields import FormFields
+from services.rest.openai.multipart import FormFields
 
 PLAIN = "text/plain; charset=utf-8"
 POSITIONS_PER_SECOND = 50  # encoder positions per second of sound, which count as input tokens
@@ -46,9 +45,9 @@ def whole(transcript: Transcript, answer: Answer, task: Task) -> tuple[str, byte
     if answer.format == "text":
         return PLAIN, f"{transcript.text}\n".encode()
     if answer.format == "srt":
-        return PLAIN, _subtitles(SrtWriter(), transcript.segments)
+        return PLAIN, srt(transcript.segments).encode()
     if answer.format == "vtt":
-        return PLAIN, _subtitles(VttWriter(), transcript.segments)
+        return PLAIN, vtt(transcript.segments).encode()
     if answer.format == "verbose_json":
         return JSON, _encode(verbose_object(transcript, answer, task))
     return JSON, _encode(json_object(transcript, answer, task))
@@ -70,7 +69,7 @@ def verbose_object(transcript: Transcript, answer: Answer, task: Task) -> dict[s
     found: dict[str, Any] = {
         "task": task,
         "language": LANGUAGES.get(language, language),
-        "duration": float(transcript.seconds),
+        "duration": float(transcript.finished.seconds),
         "text": transcript.text,
     }
     if answer.segments:
@@ -96,7 +95,7 @@ def delta_event(delta: str, segment: Segment, answer: Answer) -> dict[str, Any]:
 
 def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
     """Builds the last event of a stream. Its usage is in tokens: OpenAI's types allow no other unit here."""
-    positions = math.ceil(transcript.speech_seconds * POSITIONS_PER_SECOND)
+    positions = math.ceil(transcript.finished.speech_seconds * POSITIONS_PER_SECOND)
     event: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
     if answer.logprobs:
         event["logprobs"] = logprob_objects(transcript.logprobs)
@@ -104,8 +103,8 @@ def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
         "type": "tokens",
         "input_tokens": positions,
         "input_token_details": {"text_tokens": 0, "audio_tokens": positions},
-        "output_tokens": transcript.tokens,
-        "total_tokens": positions + transcript.tokens,
+        "output_tokens": transcript.finished.tokens,
+        "total_tokens": positions + transcript.finished.tokens,
     }
     return event
 
@@ -116,15 +115,6 @@ def logprob_objects(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         {"token": token.piece.decode(errors="replace"), "logprob": token.logprob, "bytes": list(token.piece)}
         for token in tokens
     ]
-
-
-def _subtitles(writer: SubtitleWriter, segments: Sequence[Segment]) -> bytes:
-    return "".join((writer.head, *_cues(writer, segments))).encode()
-
-
-def _cues(writer: SubtitleWriter, segments: Sequence[Segment]) -> Iterator[str]:
-    for segment in segments:
-        yield writer.cue(segment)
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
@@ -143,7 +133,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _duration(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+    return {"type": "duration", "seconds": math.ceil(transcript.finished.seconds)}
 
 
 def _time(seconds: float) -> float:
@@ -172,18 +162,7 @@ def read_transcription(given: Sequence[tuple[str, str]]) -> tuple[Answer, Transc
     fields = FormFields(given)
     _refuse(fields, REFUSED)
     answer = _answer(fields)
-    return answer, TranscriptionRequest(
-        model=limits.check_model(fields.text("model")),
-        task="transcribe",
-        language=language_code(fields.text("language")),
-        prompt=limits.check_prompt(fields.text("prompt")),
-        temperature=limits.check_temperature(fields.number("temperature")),
-        beam_size=limits.check_beam_size(fields.integer("beam_size")),
-        words=answer.words,
-        logprobs=answer.logprobs,
-        vad=_vad(fields),
-        live=False,
-    )
+    return answer, _request(fields, answer, "transcribe")
 
 
 def read_translation(given: Sequence[tuple[str, str]]) -> tuple[Answer, TranscriptionRequest]:
@@ -192,16 +171,21 @@ def read_translation(given: Sequence[tuple[str, str]]) -> tuple[Answer, Transcri
     if fields.switch("stream"):
         raise Unsupported("'stream' is not supported for translations.", param="stream")
     _refuse(fields, NOT_TRANSLATED)
-    return Answer(format=_format(fields)), TranscriptionRequest(
+    answer = Answer(format=_format(fields))
+    return answer, _request(fields, answer, "translate")
+
+
+def _request(fields: FormFields, answer: Answer, task: Task) -> TranscriptionRequest:
+    return TranscriptionRequest(
         model=limits.check_model(fields.text("model")),
-        task="translate",
+        task=task,
         language=language_code(fields.text("language")),
         prompt=limits.check_prompt(fields.text("prompt")),
         temperature=limits.check_temperature(fields.number("temperature")),
         beam_size=limits.check_beam_size(fields.integer("beam_size")),
-        words=False,
-        logprobs=False,
-        vad=VadOptions() if fields.switch("vad_filter") is not False else None,
+        words=answer.words,
+        logprobs=answer.logprobs,
+        vad=_vad(fields),
         live=False,
     )
 
@@ -270,3 +254,41 @@ def _vad(fields: FormFields) -> VadOptions | None:
     members = FormFields([(f"chunking_strategy.{key}", value) for key, value in strategy.items()])
     threshold, silence, padding = VAD_NAMES
     return limits.vad_options(members.number(threshold), members.integer(silence), members.integer(padding), VAD_NAMES)
+
+
+def srt(segments: Iterable[Segment]) -> str:
+    """Returns a SubRip file: numbered cues, a comma before the milliseconds. A segment without text has no cue."""
+    cues = enumerate(_cues(segments, ","), 1)
+    return "".join(f"{number}\n{times}\n{text}\n\n" for number, (times, text) in cues)
+
+
+def vtt(segments: Iterable[Segment]) -> str:
+    """Returns a WebVTT file. Hours are always written, as OpenAI's API does; readers need them only from the first hour
+    on."""
+    # In WebVTT `&` and `<` open an escape and a tag.
+    cues = ((times, text.replace("&", "&amp;").replace("<", "&lt;")) for times, text in _cues(segments, "."))
+    return "WEBVTT\n\n" + "".join(f"{times}\n{text}\n\n" for times, text in cues)
+
+
+def _cues(segments: Iterable[Segment], mark: str) -> Iterator[tuple[str, str]]:
+    """Yields the timing line and the text of each cue."""
+    for segment in segments:
+        if text := cue_text(segment.text):
+            yield f"{clock(segment.start, mark)} --> {clock(segment.end, mark)}", text
+
+
+def cue_text(text: str) -> str:
+    """Cleans a segment's text for a cue: an arrow would read as a timing line, an empty line as the cue's end."""
+    while "-->" in text:  # repeated, because `--->` becomes another arrow
+        text = text.replace("-->", "->")
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def clock(seconds: float, mark: str) -> str:
+    """Formats a time as `HH:MM:SS`, `mark` and milliseconds; a negative time becomes zero."""
+    total = max(0, round(seconds * 1000))
+    hours, rest = divmod(total, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    whole, milliseconds = divmod(rest, 1000)
+    return f"{hours:02d}:{minutes:02d}:{whole:02d}{mark}{milliseconds:03d}"

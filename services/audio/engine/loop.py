@@ -13,28 +13,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
-from services.audio.engine.lanes import Lanes, Work
+from services.audio.engine.mel import Chunk, Closed, Opened, Seek, Taken
 from services.audio.engine.messages import (
     SAMPLE_RATE,
-    Cancel,
     Counters,
     Finished,
     LanguageFound,
     PartialText,
-    Phase,
     Stepped,
-    Stop,
     Transcribed,
 )
 from services.audio.engine.outcome import Outcome
-from services.audio.engine.row import Row, columns_for
-from services.audio.engine.running_transcript import RunningTranscript
+from services.audio.engine.running_transcript import Row, RunningTranscript, columns_for
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
-from services.audio.engine.steps import Computed, PartialDecoder, Steps, Tried
-from services.worker.loop import DEADLINE_PASSED, Pace, WorkerLoop, expired
-from services.worker.messages import EngineError
-from services.worker.turns import Turns
+from services.audio.engine.steps import Computed, Lanes, PartialDecoder, Steps, Tried, Work
+from services.worker.loop import DEADLINE_PASSED, Pace, Turns, WorkerLoop, expired
+from services.worker.messages import Cancel, EngineError, Phase, Stop
 
 # Longest time to fill a batch: encoding more windows makes decoding cheaper, but the first window waits.
 FILL_SECONDS = 2.0

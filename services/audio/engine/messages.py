@@ -7,38 +7,13 @@ from typing import Literal
 
 from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
-__all__ = [
-    "Cancel",
-    "Consumed",
-    "Counters",
-    "Decoding",
-    "EngineOptions",
-    "Failed",
-    "Finished",
-    "FromWorker",
-    "LanguageFound",
-    "Load",
-    "Loading",
-    "PartialText",
-    "Phase",
-    "Refused",
-    "Segment",
-    "Sound",
-    "Stepped",
-    "Stop",
-    "Submit",
-    "Task",
-    "ToWorker",
-    "TokenLogprob",
-    "Transcribed",
-    "VadOptions",
-    "WhisperReady",
-    "Word",
-]
-
 SAMPLE_RATE = 16_000  # of all sound that a worker takes
 Task = Literal["transcribe", "translate"]
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's paper: the next one applies where a result looks wrong
+
+CPU_WINDOWS = 8  # computed together: more gain nothing on a few cores and delay the next request
+GPU_WINDOWS = 24
+SMALL_BYTES = 160_000_000  # of weights: tiny and base, in 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +29,23 @@ class EngineOptions:
     batch_windows: int = 0  # most windows of 30 s that are computed together
     cache_folder: str = ""  # folder for a runtime's converted weights; empty: none
     whole_windows: bool = False  # pad every window to 30 s, as the reference does: slower
+
+    @property
+    def most_windows(self) -> int:
+        """Windows that are computed together: the operator's limit, or the default of the device."""
+        return self.batch_windows or (GPU_WINDOWS if self.gpu else CPU_WINDOWS)
+
+    def lanes(self, weight_bytes: int) -> int:
+        """Returns the parallel calls of a CTranslate2 model, which share the threads: 2 for two threads, 4 for eight
+        and more.
+
+        The operations of a small model are so short that its threads wait for each other a quarter of the time;
+        parallel calls do not wait, and they share the weights. A large model keeps all threads busy with one call,
+        which answers a single caller sooner.
+        """
+        if self.gpu or weight_bytes > SMALL_BYTES:
+            return 1
+        return max(count for count in (1, 2, 4) if count * count <= 2 * max(1, self.threads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,16 +13,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
-from services.audio.engine.mel import LogMel, log_mel
-from services.audio.engine.messages import SAMPLE_RATE, Cancel, Consumed, Decoding, Sound, Stop, Submit
+from services.audio.engine.mel import Chunk, Closed, LogMel, Opened, Seek, Taken, log_mel
+from services.audio.engine.messages import SAMPLE_RATE, Consumed, Decoding, Sound, Submit
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Window, no_samples
 from services.audio.engine.windows import SpeechWindows, WholeWindows
-from services.worker.loop import WorkerLoop
-from services.worker.messages import EngineError
-from services.worker.turns import Turns
+from services.worker.loop import Turns, WorkerLoop
+from services.worker.messages import Cancel, EngineError, Stop
 
 SAMPLE_BYTES = 2
 BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request, processed in one turn

@@ -6,12 +6,11 @@ Sound is held as long as a window may need it, and is addressed by its position 
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
 
 import numpy as np
 
 from services.audio.engine.messages import SAMPLE_RATE, VadOptions
-from services.audio.engine.vad import SpeechDetector, Stretch, quietest
+from services.audio.engine.vad import SpeechDetector, SpeechMeter, Stretch, quietest
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
 
 EDGE = 200  # samples that a column of the spectrogram reads beyond its position
@@ -56,62 +55,19 @@ class SoundBuffer:
             self.start = before
 
 
-class Meter(Protocol):
-    """The interface of a speech meter: `services.audio.engine.vad.SpeechMeter`."""
-
-    def feed(self, samples: Samples) -> Samples:
-        """Takes sound. Returns a probability for each further `FRAME` samples of all that was fed."""
-
-    def end(self) -> Samples:
-        """Returns the probability of the rest."""
-
-
-class Windows(Protocol):
-    """The interface from sound to windows. The way in which `feed` splits the sound does not change the windows.
+class Windows:
+    """The sound of a request, to be cut into windows. The way in which `feed` splits the sound does not change them.
 
     Use: `feed` sound as it arrives and `end` after the last; then take windows with `ready` until it returns None.
     It holds the sound that a window may still need: 30 s, and sound fed since `ready` last returned None.
     """
 
-    def feed(self, samples: Samples) -> None:
-        """Takes the next sound, float32 [n], any n."""
-
-    def end(self) -> None:
-        """Marks the end of the sound. `feed` raises ValueError from now on."""
-
-    def ready(self) -> Window | None:
-        """Returns the next window to decode. None: wait for more sound, or, if `done`, forget the request."""
-
-    def open(self) -> Window | None:
-        """Returns the speech so far that is in no window yet, for partials; None if there is none."""
-
-    @property
-    def done(self) -> bool:
-        """True if the sound has ended and no window follows."""
-
-    @property
-    def fed(self) -> int:
-        """Samples fed so far."""
-
-    @property
-    def consumed(self) -> int:
-        """Samples of these that it no longer holds, in windows that were taken or in silence. Never falls."""
-
-
-class WholeWindows:
-    """Windows over every second, as in the reference: 30 s each, from where the text before ended.
-
-    After each window from `ready`, `seek` must set the start of the next one; until then `ready` returns None.
-    """
-
     def __init__(self) -> None:
         self._sound = SoundBuffer()
         self._ended = False
-        self._start = 0
-        self._taken = 0  # samples of the window that waits for `seek`
 
     def feed(self, samples: Samples) -> None:
-        """Takes the next sound; raises ValueError after the end."""
+        """Takes the next sound, float32 [n], any n; raises ValueError after the end."""
         if self._ended:
             raise ValueError("the sound has ended")
         self._sound.add(samples)
@@ -119,6 +75,23 @@ class WholeWindows:
     def end(self) -> None:
         """Marks the end of the sound."""
         self._ended = True
+
+    @property
+    def fed(self) -> int:
+        """Samples fed so far."""
+        return self._sound.end
+
+
+class WholeWindows(Windows):
+    """Windows over every second, as in the reference: 30 s each, from where the text before ended.
+
+    After each window from `ready`, `seek` must set the start of the next one; until then `ready` returns None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = 0
+        self._taken = 0  # samples of the window that waits for `seek`
 
     def ready(self) -> Window | None:
         """Returns the next 30 s, or the rest at the end; less than 10 ms are no window."""
@@ -154,11 +127,6 @@ class WholeWindows:
         return self._ended and not self._taken and self._sound.end - self._start < HOP
 
     @property
-    def fed(self) -> int:
-        """Samples fed so far."""
-        return self._sound.end
-
-    @property
     def consumed(self) -> int:
         """Samples that it no longer holds: those before the last position of `seek`."""
         return self._sound.start
@@ -174,20 +142,19 @@ class WholeWindows:
         )
 
 
-class SpeechWindows:
+class SpeechWindows(Windows):
     """Windows of speech only: stretches are packed into windows, and the silence between them is left out.
 
     A window is complete when the next stretch would not fit, when no speech follows for 30 s, at the end of the sound,
     and, if `live`, as soon as the speaker pauses for 0.6 s. A stretch of more than 30 s is cut where it is quietest.
     """
 
-    def __init__(self, options: VadOptions, meter: Meter, live: bool = False) -> None:
+    def __init__(self, options: VadOptions, meter: SpeechMeter, live: bool = False) -> None:
+        super().__init__()
         self._meter = meter
         self._detector = SpeechDetector(options)
         self._live = live
         self._margin = options.padding_ms * SAMPLE_RATE // 1000
-        self._sound = SoundBuffer()
-        self._ended = False
         self._packed: list[tuple[Stretch, Samples]] = []
         self._length = 0  # packed samples
         self._complete: deque[Window] = deque()
@@ -195,9 +162,7 @@ class SpeechWindows:
 
     def feed(self, samples: Samples) -> None:
         """Takes the next sound; raises ValueError after the end."""
-        if self._ended:
-            raise ValueError("the sound has ended")
-        self._sound.add(samples)
+        super().feed(samples)
         for probability in self._meter.feed(samples).tolist():
             self._step(probability)
         self._sound.forget(self._detector.needed)
@@ -237,11 +202,6 @@ class SpeechWindows:
     def done(self) -> bool:
         """True if the sound has ended and every window was taken."""
         return self._ended and not self._complete
-
-    @property
-    def fed(self) -> int:
-        """Samples fed so far."""
-        return self._sound.end
 
     @property
     def consumed(self) -> int:

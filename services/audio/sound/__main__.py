@@ -23,7 +23,7 @@ try:
     import av.subtitles.stream
 
     from services.audio.sound import container
-    from services.audio.sound.feed import Feed, TaggedFile
+    from services.audio.sound.container import Feed, TaggedFile
     from services.audio.sound.mixer import Mixer
 except ModuleNotFoundError as error:
     UNUSABLE = f"sound cannot be decoded here: the Python package {error.name!r} is not installed"

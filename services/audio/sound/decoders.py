@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
 from services.audio.sound.messages import (
     BYTES_PER_SAMPLE,
@@ -24,6 +23,7 @@ from services.audio.sound.messages import (
     Open,
     Opened,
     Pcm,
+    too_long,
 )
 from services.audio.sound.source import (
     PIECE_BYTES,
@@ -55,17 +55,6 @@ MAX_NAME = 100  # characters of a file's name in an error
 log = logging.getLogger(__name__)
 
 
-class Sound(Protocol):
-    """Sound of one file or feed: 16 kHz, one channel, int16 little-endian."""
-
-    async def read(self) -> bytes:
-        """Returns the next sound, at most a few seconds; empty at the end.
-
-        Raises:
-            InvalidRequest: the file is at fault; the message names the fault.
-        """
-
-
 class PlainSound:
     """Raw sound in the models' own format: nothing is decoded, only its length is checked."""
 
@@ -76,11 +65,11 @@ class PlainSound:
         self._bytes = 0  # read so far
 
     async def read(self) -> bytes:
-        """See Sound."""
+        """Returns the next sound, at most a few seconds; empty at the end. Raises InvalidRequest for a faulty file."""
         while piece := await self._piece():
             self._bytes += len(piece)
             if self._bytes > self._max_seconds * SAMPLE_RATE * BYTES_PER_SAMPLE:
-                raise too_long(self._max_seconds)
+                raise InvalidRequest(too_long(self._max_seconds), param=PARAM)
             data = self._rest + piece
             whole = len(data) // BYTES_PER_SAMPLE * BYTES_PER_SAMPLE
             self._rest = data[whole:]
@@ -111,7 +100,7 @@ class DecodedSound:
         self._failure: InvalidRequest | None = None
 
     async def read(self) -> bytes:
-        """See Sound."""
+        """Returns the next sound, at most a few seconds; empty at the end. Raises InvalidRequest for a faulty file."""
         if self._failure:
             raise self._failure
         while not self._ended:
@@ -147,11 +136,7 @@ class DecodedSound:
         return self._failure
 
 
-def too_long(max_seconds: float, seconds: float = 0.0) -> InvalidRequest:
-    """Returns the error for sound over the limit; `seconds` is its length if that is known."""
-    length = f"{seconds:.0f} seconds" if seconds > max_seconds else f"over {max_seconds:g} seconds"
-    most = f"at most {max_seconds:g} seconds are accepted at once (ALLM_MAX_AUDIO_SECONDS)"
-    return InvalidRequest(f"the sound is {length} long: {most}; split it", param=PARAM)
+Sound = PlainSound | DecodedSound  # of one file or feed: 16 kHz, one channel, int16 little-endian
 
 
 class SoundDecoders:
@@ -236,7 +221,7 @@ class SoundDecoders:
         if raw:
             seconds = source.size / raw.frame_bytes / raw.sample_rate
             if seconds > self._max_seconds:
-                raise too_long(self._max_seconds, seconds)
+                raise InvalidRequest(too_long(self._max_seconds, seconds), param=PARAM)
 
     def _order(self, source: SoundSource, raw: RawSound | None) -> Open:
         path = str(source.path) if isinstance(source, Upload) else ""

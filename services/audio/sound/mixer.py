@@ -13,7 +13,7 @@ from av.error import EOFError as EndOfFrames
 from av.error import FFmpegError
 from av.filter import Graph
 
-from services.audio.sound.messages import BYTES_PER_SAMPLE, SAMPLE_RATE
+from services.audio.sound.messages import BYTES_PER_SAMPLE, SAMPLE_RATE, too_long
 from services.sandbox.child import Refusal
 
 MOST_CHANNELS = 64  # that ffmpeg can mix
@@ -123,10 +123,7 @@ class Mixer:
 
     def too_long(self) -> Refusal:
         """Returns the refusal of sound over the limit, with both lengths as far as they are known."""
-        declared = self.declared_seconds or 0.0
-        length = f"{declared:.0f} seconds" if declared > self.max_seconds else f"over {self.max_seconds:g} seconds"
-        most = f"at most {self.max_seconds:g} seconds are accepted at once (ALLM_MAX_AUDIO_SECONDS)"
-        return Refusal(f"the sound is {length} long: {most}; split it")
+        return Refusal(too_long(self.max_seconds, self.declared_seconds or 0.0))
 
 
 def _resampler(frame: AudioFrame) -> Resampler:

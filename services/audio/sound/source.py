@@ -13,7 +13,6 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, get_args
 
 from services.errors import Internal, InvalidRequest, RequestTooLarge
@@ -102,7 +101,7 @@ class Upload:
     def __enter__(self) -> Upload:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

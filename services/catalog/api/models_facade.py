@@ -15,8 +15,8 @@ from services.catalog.model_view import ModelView
 from services.catalog.registration.declarations import Declarations
 from services.errors import InvalidRequest, ModelNotFound
 from services.models.status import CanonicalStatus, MemoryStatus, Status
-from services.rest.facade import facade
 from services.rest.openai.body import json_body
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
 
 SECONDS = 30.0

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 from allm.models.v1 import model_pb2
+from allm.models.v1 import model_service_pb2 as pb
 from rich.console import Console
 
 from services.byte_count import bytes_word
 from services.cli.models import listing
-from services.cli.models.bench import Bench, Plan
+from services.cli.models.bench import Bench, ChatMeter, SpeechMeter
 from services.cli.models.catalog import session
 from services.cli.models.check import check as check_files
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.listing import explain
-from services.cli.models.meters import ChatMeter, SpeechMeter
 from services.cli.models.options import (
     Address,
     Base,
@@ -39,9 +39,8 @@ from services.cli.models.options import (
     lora_list,
     source_url,
 )
-from services.cli.models.page import Page, document, documents, print_document
-from services.cli.models.progress import finish
-from services.cli.models.stage import loaded, served
+from services.cli.models.page import Page, document, print_document
+from services.cli.models.progress import finish, loaded, served
 from services.cli.problem import EXIT_PROBLEM, Problem, plainly
 from services.cli.verify.app import verify_families, verify_model
 from services.models.descriptor import Format, Modality
@@ -94,18 +93,19 @@ def add(
         kv_tokens=kv_tokens,
     )
     with session(address) as at:
-        model = at.catalog.register(
-            model_id,
-            source_url(source),
-            format,
-            modality or "",
-            alias or [],
+        request = pb.RegisterModelRequest(
+            id=model_id,
+            source=source_url(source),
+            format=format,
+            modality=modality or "",
+            aliases=alias,
             base=source_url(base) if base else "",
             loras=lora_list(loras),
             image_defaults=image_defaults(steps, guidance),
             runtime=runtime or "",
             engine=engine,
         )
+        model = at.catalog.register(request)
         if not as_json:
             files = f"{bytes_word(model.size_bytes)}, {model.architecture or 'unknown architecture'}"
             Page(error=wait).say(f"{model.id} is registered ({files})")
@@ -182,23 +182,22 @@ def update(
         kv_tokens=kv_tokens,
     )
     with session(address) as at:
-        for one, none, options in (
-            (alias, no_aliases, "--alias and --no-aliases"),
-            (loras, no_loras, "--lora and --no-loras"),
-        ):
+        exclusive = ((alias, no_aliases, "--alias and --no-aliases"), (loras, no_loras, "--lora and --no-loras"))
+        for one, none, options in exclusive:
             if one and none:
                 raise Problem(f"{options} exclude each other")
         before = at.catalog.get(model_id).model
-        model = at.catalog.update(
-            model_id,
-            source_url(source) if source else "",
-            [] if no_aliases else alias,
+        request = pb.UpdateModelRequest(
+            id=model_id,
+            source=source_url(source) if source else "",
+            aliases=pb.AliasList(names=alias) if no_aliases or alias is not None else None,
             base=source_url(base) if base else "",
-            loras=lora_list(loras) if loras or no_loras else None,
+            loras=pb.LoraList(loras=lora_list(loras)) if loras or no_loras else None,
             image_defaults=image_defaults(steps, guidance),
             runtime=runtime,
             engine=engine,
         )
+        model = at.catalog.update(request)
         changed = model.generation != before.generation
         if not as_json:
             what = f"it is now generation {model.generation}" if changed else "its files stay as they are"
@@ -282,9 +281,9 @@ def bench(
     with session(address) as at:
         chat = ChatMeter(at.connection.chat, tokens, prompt_tokens)
         speech = SpeechMeter(at.connection.audio, audio.expanduser()) if audio else None
-        found = Bench(at.catalog, Plan(rounds, chat, speech), Page(error=True).say).run(model_id, runtime)
+        found = Bench(at.catalog, rounds, chat, speech, Page(error=True).say).run(model_id, runtime)
         if as_json:
-            print_document({"id": model_id, "benchmarks": documents(found)})
+            print_document({"id": model_id, "benchmarks": [document(each) for each in found]})
         else:
             listing.show_benchmarks(Page(), found)
 

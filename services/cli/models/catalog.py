@@ -6,7 +6,7 @@ A command's session holds one, with the connection and the settings of the envir
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,59 +37,16 @@ class Catalog:
     def __init__(self, connection: Connection) -> None:
         self._stub = connection.models
 
-    def register(
-        self,
-        model_id: str,
-        source: str,
-        format: str,
-        modality: str = "",
-        aliases: Sequence[str] = (),
-        *,
-        base: str = "",
-        loras: Sequence[model_pb2.Lora] = (),
-        image_defaults: model_pb2.ImageDefaults | None = None,
-        runtime: str = "",
-        engine: model_pb2.EngineSettings | None = None,
-    ) -> model_pb2.Model:
+    def register(self, request: pb.RegisterModelRequest) -> model_pb2.Model:
         """Registers a model."""
-        request = pb.RegisterModelRequest(
-            id=model_id,
-            source=source,
-            format=format,
-            modality=modality,
-            aliases=aliases,
-            base=base,
-            loras=loras,
-            image_defaults=image_defaults,
-            runtime=runtime,
-            engine=engine,
-        )
         with readable_errors():
             return self._stub.RegisterModel(request, timeout=INSPECT_SECONDS).model
 
-    def update(
-        self,
-        model_id: str,
-        source: str,
-        aliases: Sequence[str] | None,
-        *,
-        base: str = "",
-        loras: Sequence[model_pb2.Lora] | None = None,
-        image_defaults: model_pb2.ImageDefaults | None = None,
-        runtime: str | None = None,
-        engine: model_pb2.EngineSettings | None = None,
-    ) -> model_pb2.Model:
-        """Gives a model a new source, or the old one again, and sets all fields that are not None or empty.
+    def update(self, request: pb.UpdateModelRequest) -> model_pb2.Model:
+        """Gives a model a new source, or the old one again, and sets all fields that are given.
 
         An empty runtime is also a value: the registry's choice.
         """
-        request = pb.UpdateModelRequest(
-            id=model_id, source=source, base=base, image_defaults=image_defaults, runtime=runtime, engine=engine
-        )
-        if loras is not None:
-            request.loras.CopyFrom(pb.LoraList(loras=loras))
-        if aliases is not None:
-            request.aliases.CopyFrom(pb.AliasList(names=aliases))
         with readable_errors():
             return self._stub.UpdateModel(request, timeout=INSPECT_SECONDS).model
 

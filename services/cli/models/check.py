@@ -13,8 +13,7 @@ from rich.console import Console
 
 from services.byte_count import bytes_word
 from services.cli.models.page import one_line, state_word
-from services.cli.models.progress import byte_progress
-from services.cli.models.stage import HOPELESS, of_replica
+from services.cli.models.progress import HOPELESS, byte_progress, of_replica
 from services.errors import AllmError
 from services.models.manifest import Manifest
 from services.models.status import SERVING

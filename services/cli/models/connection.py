@@ -24,7 +24,7 @@ from services.auth.identity_keys import OPERATOR, KeysUnusable, read_key
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
 from services.cli.serve.stack import CATALOG
-from services.rpc.own_identity import NOBODY, MetadataInterceptor, OwnIdentity
+from services.rpc.channel import NOBODY, MetadataInterceptor, OwnIdentity
 from services.settings.settings import DEFAULT_CATALOG, Settings
 
 MIB = 1024 * 1024
@@ -72,7 +72,9 @@ def find_address(asked: str, settings: Settings) -> str:
         except ValueError:
             raise Problem(f"--address {asked} must be host:port or https://host:port") from None
         return asked
-    return _noted(settings.home) or f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
+    note = _run_note(settings.home)
+    noted = note.get("local") or note.get("grpc")
+    return noted if isinstance(noted, str) and noted else f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
 
 
 @contextmanager
@@ -141,13 +143,6 @@ def _sentence(error: grpc.RpcError) -> Problem:
     return Refused(message)
 
 
-def _noted(home: Path) -> str:
-    """Returns the address in the run note; empty if there is none."""
-    note = _run_note(home)
-    address = note.get("local") or note.get("grpc")
-    return address if isinstance(address, str) else ""
-
-
 def by_model(model_id: str) -> tuple[tuple[str, str], ...]:
     """Returns metadata by which a gateway with groups finds a model's group."""
     return (("x-model", model_id),)
@@ -206,14 +201,10 @@ def catalog_address(asked: str, settings: Settings) -> str:
         return asked
     if settings.model.catalog != DEFAULT_CATALOG:
         return settings.model.catalog
-    socket = _noted_folder(settings.home) / f"{CATALOG}.sock"
-    return f"unix:{socket}" if socket.exists() else settings.model.catalog
-
-
-def _noted_folder(home: Path) -> Path:
-    """Returns the run folder, or one that does not exist if nothing runs."""
-    folder = _run_note(home).get("folder")
-    return Path(folder) if isinstance(folder, str) else home / "nothing-runs"
+    folder = _run_note(settings.home).get("folder")
+    if isinstance(folder, str) and (socket := Path(folder) / f"{CATALOG}.sock").exists():
+        return f"unix:{socket}"
+    return settings.model.catalog
 
 
 def _run_note(home: Path) -> dict[str, Any]:

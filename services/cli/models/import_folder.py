@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from allm.models.v1 import model_service_pb2
+
 from services.cli.models.catalog import Catalog
 from services.cli.models.connection import Refused
 from services.cli.models.page import reason_word, state_word
-from services.cli.models.stage import HOPELESS
+from services.cli.models.progress import HOPELESS
 from services.cli.problem import Problem
 from services.errors import AllmError
 from services.models.formats.inspect import guess
@@ -111,7 +113,10 @@ def _register(candidate: Candidate, catalog: Catalog | None) -> Entry:
     if catalog is None:
         return Entry(candidate, "would take")
     try:
-        model = catalog.register(candidate.id, candidate.path.as_uri(), candidate.format)
+        request = model_service_pb2.RegisterModelRequest(
+            id=candidate.id, source=candidate.path.as_uri(), format=candidate.format
+        )
+        model = catalog.register(request)
     except Refused as refusal:
         return Entry(candidate, "refused", str(refusal))
     # Other states will change soon: their present reason is not worth reporting.

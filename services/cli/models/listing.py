@@ -11,7 +11,7 @@ from google.protobuf import timestamp_pb2
 from services.byte_count import bytes_word
 from services.cli.models.options import run_with
 from services.cli.models.page import Page, format_word, modality_word, reason_word, state_word
-from services.cli.models.stage import of_replica, stage
+from services.cli.models.progress import of_replica, stage
 
 HEADERS = ("ID", "STATE", "FORMAT", "SIZE", "RUNTIME", "REPLICAS", "ALIASES", "DETAIL")
 REPLICA_HEADERS = ("REPLICA", "STATE", "GENERATION", "RUNTIME", "DEVICE", "PEAK MEMORY", "ARTIFACT", "DETAIL")

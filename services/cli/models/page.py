@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allm.models.v1 import model_pb2
@@ -147,11 +147,6 @@ def document(message: Message) -> dict[str, Any]:
         elif not field.has_presence or message.HasField(field.name):
             found[field.name] = _value(field.enum_type, value)
     return found
-
-
-def documents(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Converts several messages."""
-    return [document(message) for message in messages]
 
 
 def print_document(content: Mapping[str, Any]) -> None:

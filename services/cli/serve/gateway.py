@@ -10,9 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from gateway.render import Gateway, write_config
 from gateway.text_groups import TextGroups
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
-from services.cli.serve.process import LAUNCHER, describe_exit
+from services.cli.serve.process import describe_exit, ending_with_us, first_of
 from services.cli.serve.run_folder import socket_parent
 from services.settings.gateway_settings import GROUPS_VARIABLE
 from services.settings.setting import SettingError
@@ -128,17 +127,17 @@ class _Run:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         command = envoy_command(write_config(self._gateway), os.cpu_count() or 1)
         # Envoy inherits our output. It gets its own session, because we handle a terminal's Ctrl-C.
-        launcher = (sys.executable, "-m", LAUNCHER, str(os.getpid()))
         envoy = await asyncio.create_subprocess_exec(
-            *launcher, *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            *ending_with_us(command), stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
         try:
-            if await _first(envoy.wait(), self._serving()):
-                raise Problem(f"Envoy {describe_exit(await envoy.wait())}; the reason is in its log, above")
-            await _first(envoy.wait(), self._kill.wait(), self._leave())
+            ended, _ = await first_of(envoy.wait(), self._serving())
+            if ended:
+                raise Problem(f"Envoy {describe_exit(ended.result())}; the reason is in its log, above")
+            await first_of(envoy.wait(), self._kill.wait(), self._leave())
             if envoy.returncode is None:
                 envoy.terminate()
-                await _first(envoy.wait(), asyncio.sleep(STOP_SECONDS), self._kill.wait())
+                await first_of(envoy.wait(), asyncio.sleep(STOP_SECONDS), self._kill.wait())
         finally:
             if envoy.returncode is None:
                 envoy.kill()
@@ -168,15 +167,3 @@ class _Run:
             return
         await asyncio.sleep(self._service.drain_delay_seconds)
         await drain(self._admin, self._service.drain_seconds, log.info)
-
-
-async def _first(*waits: Awaitable[object]) -> bool:
-    """Waits until one of them has ended, and cancels the others; returns whether the first one ended."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].done()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -101,11 +102,7 @@ class ChildProcess:
     async def start(cls, program: Program, log: LogFile, lifeline: int) -> ChildProcess:
         """Starts `program`. `lifeline`: the read end of a pipe, which reaches its end when the supervisor is gone."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            LAUNCHER,
-            str(os.getpid()),
-            *program.command,
+            *ending_with_us(program.command),
             env={**program.environ, LIFELINE_VARIABLE: str(lifeline)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -174,6 +171,24 @@ def describe_exit(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+def ending_with_us(command: Sequence[str]) -> tuple[str, ...]:
+    """Returns a command line for a program that dies with this process."""
+    return (sys.executable, "-m", LAUNCHER, str(os.getpid()), *command)
+
+
+async def first_of(*works: Awaitable[Any], seconds: float | None = None) -> list[asyncio.Future[Any] | None]:
+    """Waits until one of them has ended, for at most `seconds`, and cancels the others. Returns those that have ended,
+    each in its place, and None for the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return [task if task in done else None for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pump(pipe: asyncio.StreamReader, log: LogFile) -> None:

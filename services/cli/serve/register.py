@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 
 from services.auth.identity_keys import OPERATOR
 from services.cli.problem import Problem
-from services.cli.serve.process import LAUNCHER
+from services.cli.serve.process import ending_with_us
 from services.errors import AllmError
 from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER, CopiedDemo
 from services.models.demo.text_demo import (
@@ -33,7 +32,7 @@ from services.models.demo.text_demo import (
 from services.models.formats.inspect import guess
 from services.models.formats.whisper import CHECKPOINT
 from services.models.hub.source import LocalTree
-from services.rpc.own_identity import OwnIdentity
+from services.rpc.channel import OwnIdentity
 from services.settings.settings import Settings
 
 NICE = 10  # a request may be waiting for another model's first answer
@@ -61,11 +60,7 @@ async def unpack_demo(models_dir: Path, say: Callable[[str], None]) -> Path | No
         return folder
     say(f"preparing {SAFETENSORS_DEMO_ID} in the background: unpacking to safetensors (270 MB, once)")
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        LAUNCHER,
-        str(os.getpid()),
-        *command,
+        *ending_with_us(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

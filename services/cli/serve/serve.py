@@ -1,32 +1,32 @@
-"""`allm serve`: all of allm on one machine, until it is stopped."""
+"""`allm serve`: all of allm on one machine, until it is stopped; and its terminal output."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gateway.address import confined, is_confined
+from allm.models.v1 import model_pb2
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gateway.address import confined, is_confined, is_loopback
 from services.auth.identity_keys import ROLES, KeysUnusable, create_keys
+from services.cli.models.page import reason_word
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
+from services.cli.serve.process import first_of
 from services.cli.serve.register import Registrar
 from services.cli.serve.run_folder import RunNote, run_folder
-from services.cli.serve.screen import Screen
-from services.cli.serve.stack import (
-    CATALOG,
-    Stack,
-    audio_names,
-    authorizer_names,
-    image_names,
-    text_names,
-    with_listener,
-)
+from services.cli.serve.stack import AUDIO, CATALOG, IMAGE, TEXT, Stack, authorizer_names, names, with_listener
 from services.cli.serve.supervisor import Supervisor
 from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER
 from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID
@@ -35,6 +35,106 @@ from services.settings.setting import SettingError
 from services.settings.settings import Settings, load_settings
 from services.settings.trace_settings import ENDPOINT, EXTRA
 from services.text.runtime_availability import BUILDS, llama_library
+
+OPEN = "Warning: ALLM_AUTH=open requires no API keys; anyone who can reach this machine may use the models."
+KEYS = (
+    "Every call needs an API key, as `Authorization: Bearer sk-allm-...`. Create the first one:\n"
+    "allm keys create me --scope inference --scope admin"
+)
+CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_KEY" '
+MIB = 1024 * 1024
+NO_MODELS = "none: register one with `allm models add`, or install a small one: pip install 'allm-server[demo]'"
+MAX_SHOWN = 20
+RECORDING = "speech.wav"  # a placeholder for any recording
+USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)
+
+
+class Screen:
+    """Writes to a terminal; plain lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    def say(self, line: str) -> None:
+        """Prints one line, without markup."""
+        self._console.print(escape(line), soft_wrap=True)
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        """Shows that a step is running: a spinner on a terminal, a line elsewhere."""
+        if self._console.is_terminal:
+            with self._console.status(what):
+                yield
+        else:
+            self.say(f"{what} ...")
+            yield
+
+    def serving(self, version: str, stack: Stack, models: list[model_pb2.Model], logs: Path) -> None:
+        """Prints all that a user of the running stack needs."""
+        table = Table(title=f"allm {version} is serving", title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        if stack.settings.gateway.console:
+            table.add_row("In a browser", stack.base_url.removesuffix("v1"))
+        table.add_row("OpenAI REST", stack.base_url)
+        table.add_row("gRPC", stack.grpc_address)
+        for name, url in stack.metrics_urls.items():
+            table.add_row("Metrics", f"{url} ({name})")
+        table.add_row("Logs", escape(str(logs)))
+        table.add_section()
+        for model in models[:MAX_SHOWN]:
+            table.add_row("Model", escape(_describe(model)))
+        if len(models) > MAX_SHOWN:
+            table.add_row("", f"and {len(models) - MAX_SHOWN} more: allm models list")
+        if not models:
+            table.add_row("Models", escape(NO_MODELS))
+        self._console.print(table)
+        tries = list(_tries(stack.base_url, models))
+        if stack.settings.auth.keys:
+            self.say(KEYS)
+            tries = [line.replace("curl ", CURL_WITH_KEY, 1) for line in tries]
+        if tries:
+            self.say("\n".join(("Try it:", *tries)))
+        if not stack.settings.auth.keys and not is_loopback(stack.settings.gateway.host):
+            self.say(OPEN)
+        self.say("Ctrl-C stops it.")
+
+
+def _describe(model: model_pb2.Model) -> str:
+    state = model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower()
+    facts = [f"{model.size_bytes / MIB:,.0f} MiB"]
+    if model.context_tokens:
+        facts.append(f"{model.context_tokens:,} tokens")
+    if model.reason:
+        facts = [reason_word(model.reason, model.id)]
+    return f"{model.id} - {state} ({', '.join(facts)})"
+
+
+def _tries(base_url: str, models: Iterable[model_pb2.Model]) -> Iterator[str]:
+    """Yields a command for each capability of the models."""
+    usable = [model for model in models if model.state in USABLE]
+    for capability, curl in (("chat", _chat), ("transcription", _transcription), ("image", _image)):
+        able = next((model.id for model in usable if capability in model.capabilities), None)
+        if able:
+            yield curl(base_url, able)
+
+
+def _transcription(base_url: str, model: str) -> str:
+    return f"curl {base_url}/audio/transcriptions -F model={model} -F file=@{RECORDING}"
+
+
+def _image(base_url: str, model: str) -> str:
+    # With `url` a browser can show the image: base64 would fill the terminal.
+    body = json.dumps({"model": model, "prompt": "a red circle on a blue background", "response_format": "url"})
+    return f"curl {base_url}/images/generations -H 'content-type: application/json' -d '{body}'"
+
+
+def _chat(base_url: str, model: str) -> str:
+    # Small models ramble at OpenAI's default temperature of 1; the first answer should be the good one.
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": model, "temperature": 0, "messages": messages})
+    return f"curl {base_url}/chat/completions -H 'content-type: application/json' -d '{body}'"
+
 
 # The packages of the extra `audio`, which the audio service and its processes import.
 AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart", "tiktoken")
@@ -134,9 +234,9 @@ def _metrics_ports(settings: Settings) -> dict[str, int]:
     """Returns the metrics ports: the first text service gets that of the settings, the others free ones."""
     host, port = settings.service.metrics_host, settings.service.metrics_port
     first, *others = (
-        *text_names(settings.text_replicas),
-        *audio_names(settings.audio_replicas),
-        *image_names(settings.image_replicas),
+        *names(TEXT, settings.text_replicas),
+        *names(AUDIO, settings.audio_replicas),
+        *names(IMAGE, settings.image_replicas),
     )
     return {
         first: choose_port(host, port, "ALLM_METRICS_PORT"),
@@ -203,7 +303,7 @@ class _Run:
             self._libraries = found
             if new:
                 self._screen.say(MOVES.format(kind=" and ".join(new)))
-                await self._supervisor.renew(text_names(settings.text_replicas), settings.service.drain_seconds)
+                await self._supervisor.renew(names(TEXT, settings.text_replicas), settings.service.drain_seconds)
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -248,15 +348,7 @@ def _services(settings: Settings) -> str:
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Runs `work` unless `event` comes first; returns whether the work was done."""
-    task = asyncio.create_task(work)
-    interruption = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
-    finally:
-        for pending in (task, interruption):
-            pending.cancel()
-        await asyncio.gather(task, interruption, return_exceptions=True)
+    done, _ = await first_of(work, event.wait())
+    if done:
+        done.result()
+    return bool(done)

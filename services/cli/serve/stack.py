@@ -77,9 +77,9 @@ class Stack:
 
     def services(self) -> list[Service]:
         """Returns the services in start order: the catalog, all that answer requests, then the gateway."""
-        text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
-        audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
-        image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
+        text = [self._service(TEXT, name) for name in names(TEXT, self.settings.text_replicas)]
+        audio = [self._service(AUDIO, name) for name in names(AUDIO, self.settings.audio_replicas)]
+        image = [self._service(IMAGE, name) for name in names(IMAGE, self.settings.image_replicas)]
         authorizer = [self._service(name, name) for name in authorizer_names(self.settings)]
         first, *others = (*text, *audio, *image, *authorizer)
         together = [replace(service, with_previous=True) for service in others]
@@ -123,9 +123,9 @@ class Stack:
         config = write_config(
             Gateway(
                 replace(self.settings.gateway, authorizer=self._socket(AUTHORIZER)),
-                text=tuple(map(self._socket, text_names(self.settings.text_replicas))),
-                audio=tuple(map(self._socket, audio_names(self.settings.audio_replicas))),
-                image=tuple(map(self._socket, image_names(self.settings.image_replicas))),
+                text=tuple(map(self._socket, names(TEXT, self.settings.text_replicas))),
+                audio=tuple(map(self._socket, names(AUDIO, self.settings.audio_replicas))),
+                image=tuple(map(self._socket, names(IMAGE, self.settings.image_replicas))),
                 catalog=self.catalog_address,
                 admin=f"unix:{admin.socket}",
                 folder=self.folder,
@@ -153,22 +153,8 @@ class Stack:
         await drain(admin, self.settings.service.drain_seconds, self.say)
 
 
-def text_names(replicas: int) -> list[str]:
-    """Returns the names of the text services: a single one has no number."""
-    return _names(TEXT, replicas)
-
-
-def audio_names(replicas: int) -> list[str]:
-    """Returns the names of the audio services, likewise; there may be none."""
-    return _names(AUDIO, replicas)
-
-
-def image_names(replicas: int) -> list[str]:
-    """Returns the names of the image services, likewise."""
-    return _names(IMAGE, replicas)
-
-
-def _names(service: str, replicas: int) -> list[str]:
+def names(service: str, replicas: int) -> list[str]:
+    """Returns the names of a service's replicas: a single one has no number; there may be none."""
     return [service] if replicas == 1 else [f"{service}-{number}" for number in range(1, replicas + 1)]
 
 

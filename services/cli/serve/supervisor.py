@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.problem import Problem
-from services.cli.serve.process import ChildProcess, LogFile, Program, describe_exit
+from services.cli.serve.process import ChildProcess, LogFile, Program, describe_exit, first_of
 from services.telemetry.logs import JsonFormatter
 
 START_SECONDS = 60.0
@@ -153,22 +153,15 @@ class _Keeper:
     async def start(self) -> None:
         """Starts the child and waits until it is ready; kills it on a timeout."""
         self.child = await ChildProcess.start(self._service.program, self.log, self._lifeline)
-        ended = asyncio.create_task(self.child.wait())
-        ready = asyncio.ensure_future(self._service.wait_ready())
-        try:
-            await asyncio.wait((ended, ready), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                self.child = None
-                raise Problem(self._failure(describe_exit(ended.result())))
-            if not ready.done():
-                await self.kill()
-                raise Problem(self._failure(f"was not ready after {START_SECONDS:g} seconds"))
-            ready.result()
-            self._ready_since = asyncio.get_running_loop().time()
-        finally:
-            for task in (ended, ready):
-                task.cancel()
-            await asyncio.gather(ended, ready, return_exceptions=True)
+        ended, ready = await first_of(self.child.wait(), self._service.wait_ready(), seconds=START_SECONDS)
+        if ended:
+            self.child = None
+            raise Problem(self._failure(describe_exit(ended.result())))
+        if not ready:
+            await self.kill()
+            raise Problem(self._failure(f"was not ready after {START_SECONDS:g} seconds"))
+        ready.result()
+        self._ready_since = asyncio.get_running_loop().time()
 
     async def restart(self) -> None:
         """Waits for the child to end or to hang, and restarts it with as many attempts as needed."""
@@ -193,21 +186,14 @@ class _Keeper:
 
     async def _end_of(self, child: ChildProcess) -> str:
         """Waits for the child to end, and ends it once it hangs; returns what happened, in words."""
-        ended = asyncio.create_task(child.wait())
-        hung = asyncio.create_task(self._wait_hung(child))
-        try:
-            await asyncio.wait((ended, hung), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return describe_exit(ended.result())
-            what = f"did not answer for {hung.result():g} s (ALLM_HANG_SECONDS; the process was {child.state()})"
-            record = {"name": __name__, "levelname": "ERROR", "msg": f"{self.name} {what}: killing it"}
-            self.log.write([JsonFormatter().format(logging.makeLogRecord(record)).encode()])
-            await child.stop(HUNG_STOP_SECONDS)
-            return f"{what} and was killed"
-        finally:
-            for task in (ended, hung):
-                task.cancel()
-            await asyncio.gather(ended, hung, return_exceptions=True)
+        ended, hung = await first_of(child.wait(), self._wait_hung(child))
+        if ended or not hung:
+            return describe_exit(await child.wait())
+        what = f"did not answer for {hung.result():g} s (ALLM_HANG_SECONDS; the process was {child.state()})"
+        record = {"name": __name__, "levelname": "ERROR", "msg": f"{self.name} {what}: killing it"}
+        self.log.write([JsonFormatter().format(logging.makeLogRecord(record)).encode()])
+        await child.stop(HUNG_STOP_SECONDS)
+        return f"{what} and was killed"
 
     async def _wait_hung(self, child: ChildProcess) -> float:
         """Returns once the child hangs: the seconds of its silence."""

@@ -11,10 +11,9 @@ from services.cli.models.catalog import session
 from services.cli.models.options import Address, Json, LoadRuntime, ModelId
 from services.cli.models.page import Page, print_document
 from services.cli.problem import EXIT_PROBLEM
-from services.cli.verify.command import show_outcomes, verify
-from services.cli.verify.families import PREFIX, chosen_families
-from services.cli.verify.family_run import FamilyRun, Result
-from services.cli.verify.record import record, write
+from services.cli.verify.check import record, write
+from services.cli.verify.families import PREFIX, FamilyRun, Result, chosen_families
+from services.cli.verify.suite import show_outcomes, verify
 
 HEADERS = ("FAMILY", "MODEL", "FORMAT", "RUNTIME", "RESULT", "DETAIL")
 Checks = Annotated[

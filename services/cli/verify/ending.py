@@ -1,14 +1,15 @@
-"""Checks that the model ends its turns, and with a token made for that."""
+"""Checks that answers end: with a token made for that, or when they are cancelled."""
 
 from __future__ import annotations
 
 import re
 
+import grpc
 from allm.text.v1 import chat_pb2
 
-from services.cli.verify.answer import Answer
+from services.cli.models.connection import readable_errors
 from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Request, Subject, message
+from services.cli.verify.subject import Answer, Request, Stream, Subject, message
 
 TOKENS = 96
 PROMPTS = (
@@ -20,7 +21,7 @@ PROMPTS = (
 _MARKUP = re.compile(r"\s*[<\[][^<>\[\]\s]*[>\]]\s*")
 
 
-def _run(subject: Subject) -> str:
+def _stop(subject: Subject) -> str:
     answers = subject.ask_together([_request(prompt, TOKENS) for prompt in PROMPTS])
     ended = [
         (prompt, answer)
@@ -43,11 +44,11 @@ def _run(subject: Subject) -> str:
     return f"{len(ended)} of {len(PROMPTS)} answers ended by themselves, with {names}"
 
 
-CHECK = Check(
+STOP_CHECK = Check(
     name="stop-tokens",
     compared=f"the ends of {len(PROMPTS)} short answers: at least one ends by itself within {TOKENS} tokens, and the "
     "last token is markup, not text",
-    run=_run,
+    run=_stop,
     sense=True,
 )
 
@@ -66,3 +67,38 @@ def _end(subject: Subject, prompt: str, answer: Answer) -> str:
 
 def _request(prompt: str, tokens: int, *, past_end: bool = False) -> Request:
     return Request(messages=[message(prompt)], max_tokens=tokens, past_end=past_end)
+
+
+STREAMS = 4
+SECONDS = 60.0
+
+
+def _cancel(subject: Subject) -> str:
+    with readable_errors():
+        prompts = [message(f"Write a long story about {number} sailors.") for number in range(STREAMS)]
+        calls = [subject.stream(Request(messages=[one], max_tokens=None, past_end=True)) for one in prompts]
+        try:
+            for call in calls:
+                _await_text(call)
+        finally:
+            for call in calls:
+                call.cancel()
+    ended = [call.code() for call in calls]
+    if any(code is not grpc.StatusCode.CANCELLED for code in ended):
+        raise Failed(f"streams ended with {sorted({code.name for code in ended})}", "requests end prematurely")
+    answer = subject.ask(Request(messages=[message("Hello!")], max_tokens=2))
+    return f"{STREAMS} streams without an end, then an answer of {answer.completion_tokens} tokens"
+
+
+CANCEL_CHECK = Check(
+    name="cancel",
+    compared=f"an answer after {STREAMS} endless streams were cancelled; `unload` checks that they have ended",
+    run=_cancel,
+)
+
+
+def _await_text(call: Stream) -> None:
+    """Reads until the first piece of an answer."""
+    for event in call:
+        if event.HasField("delta"):
+            return

@@ -1,13 +1,20 @@
-"""Checks that the same request gets the same answer: repeated, as a stream, and in a batch."""
+"""Checks that the same request gets the same answer: repeated, as a stream, and in a batch.
+
+The comparison of two answers tolerates rounding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from allm.text.v1 import chat_pb2
+
 from services.cli.models.connection import readable_errors
 from services.cli.problem import Problem
-from services.cli.verify.answer import TIE, Answer, Scored, difference, first_difference
 from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Request, Subject, message
+from services.cli.verify.subject import TIE, Answer, Request, Scored, Subject, message
 
+SHOWN = 40  # characters of an answer that a message shows
 TOKENS = 24
 AGAIN = 3
 PROMPTS = (
@@ -74,3 +81,36 @@ def _collect(subject: Subject, request: Request) -> Answer:
     if not finished:
         raise Problem(f"{subject.model.id}: the stream ended without a finish reason")
     return answer
+
+
+def difference(one: Answer, other: Answer) -> str:
+    """Describes the first difference of two answers; empty if they are equal, or differ only by a tie of two tokens."""
+    pairs = zip(one.tokens, other.tokens, strict=False)
+    for at, (mine, theirs) in enumerate(pairs):
+        if mine.token != theirs.token:
+            return "" if mine.tied or theirs.tied else _difference_at(at, mine.token, theirs.token)
+    short, long = sorted((one.tokens, other.tokens), key=len)
+    if len(short) < len(long):
+        at = len(short)
+        return "" if long[at].tied else _difference_at(at, b"the end", long[at].token)
+    if (one.text, one.reasoning, one.finish) != (other.text, other.reasoning, other.finish):
+        return f"the same tokens became the texts {_show(one)} and {_show(other)}"
+    return ""
+
+
+def first_difference(answers: Sequence[tuple[Answer, Answer]]) -> str:
+    """Describes the first pair that differs: which one, and how; empty if none does."""
+    for number, (one, other) in enumerate(answers, 1):
+        if found := difference(one, other):
+            return f"answer {number} of {len(answers)}: {found}"
+    return ""
+
+
+def _difference_at(at: int, one: bytes, other: bytes) -> str:
+    texts = [text.decode(errors="replace")[:SHOWN] for text in (one, other)]
+    return f"they differ at token {at + 1}, {texts[0]!r} and {texts[1]!r}, where no two were about equally likely"
+
+
+def _show(answer: Answer) -> str:
+    ended = chat_pb2.FinishReason.Name(answer.finish).removeprefix("FINISH_REASON_").lower()
+    return f"{answer.text[:SHOWN]!r} ({len(answer.text)} characters, {ended})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,10 +17,10 @@ from google.api import httpbody_pb2
 from services.cli.models.catalog import Catalog
 from services.cli.models.connection import Refused, by_model, readable_errors
 from services.cli.problem import Problem
-from services.cli.verify.answer import Answer, Scored
 
 ANSWER_SECONDS = 600.0
 NO_THOUGHTS, LITTLE = "none", "low"  # reasoning efforts
+TIE = 0.5  # difference in log-probability below which rounding may swap two tokens
 TOP = 5  # number of likeliest tokens requested, the most that OpenAI's completions return
 
 USER, SYSTEM, ASSISTANT, TOOL = (
@@ -66,6 +67,43 @@ class Request:
             mode = chat_pb2.ToolChoice.MODE_REQUIRED if self.required else chat_pb2.ToolChoice.MODE_AUTO
             fields |= {"tools": self.tools, "tool_choice": chat_pb2.ToolChoice(mode=mode)}
         return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token with its log-probability, and the likeliest tokens at its position."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @classmethod
+    def of(cls, token: chat_pb2.TokenLogprob) -> Scored:
+        """Converts a token of the API."""
+        return cls(token.token, token.logprob, tuple((each.token, each.logprob) for each in token.top))
+
+    @property
+    def tied(self) -> bool:
+        """True if the two likeliest tokens were about equally likely."""
+        return len(self.top) > 1 and self.top[0][1] - self.top[1][1] < TIE
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """A model's answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)  # names and arguments
+    finish: chat_pb2.FinishReason.ValueType = chat_pb2.FINISH_REASON_UNSPECIFIED
+    tokens: list[Scored] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def bits_per_byte(self) -> float:
+        """Returns the answer's surprisal per byte: 0 is certainty, 8 is noise; NaN without log-probabilities."""
+        size = sum(len(token.token) for token in self.tokens)
+        return -sum(token.logprob for token in self.tokens) / math.log(2) / size if size else math.nan
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,32 +1,92 @@
-"""All checks in order, and a function that runs them on a model."""
+"""`allm models test`: all checks in order, from loading the model to unloading it; runs them and shows their outcomes.
+
+It shows a bar on a terminal, a line per check elsewhere, and a final table.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from services.cli.models.connection import Lost
+from allm.models.v1 import model_pb2
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from services.byte_count import bytes_word
+from services.cli.models.bench import able_runtimes
+from services.cli.models.catalog import Catalog, restored_afterwards
+from services.cli.models.connection import Connection, Late, Lost
+from services.cli.models.page import Page, modality_word
+from services.cli.models.progress import Stage, loaded, of_replica, stage
 from services.cli.problem import Problem
-from services.cli.verify import cancelling, ending, likelihood, memory, recall, sameness, schema, tooling
-from services.cli.verify import template as chat_template
+from services.cli.verify import chat_template, ending, likelihood, sameness, tools_and_schemas
 from services.cli.verify.check import Check, Failed, Outcome, Skipped, Verdict
 from services.cli.verify.subject import Subject
 
+LOAD_SECONDS = 3600.0
+UNLOAD_SECONDS = 60.0
+
+
+def _load(subject: Subject) -> str:
+    began = time.monotonic()
+    wanted = subject.catalog.load(subject.model.id, subject.runtime)
+    reached: Stage | None = None
+    try:
+        for current in subject.catalog.follow(wanted.id, LOAD_SECONDS):
+            if reached := loaded(subject.runtime, everywhere=True)(current):
+                break
+    except Late:
+        now = stage(subject.catalog.get(wanted.id).model, wanted.generation)
+        raise Failed(f"still {now.state} after {LOAD_SECONDS:g} seconds", "see the service's logs") from None
+    if reached is None or reached.state != "loaded":
+        why = reached.reason if reached else "its progress cannot be read"
+        raise Failed(f"{reached.state if reached else 'unknown'}: {why}", "the model's files, as the reason says")
+    return f"with {reached.runtime} on {reached.device} in {time.monotonic() - began:.1f} s"
+
+
+def _unload(subject: Subject) -> str:
+    peak = max((each.peak_memory_bytes for each in subject.catalog.get(subject.model.id).model.replicas), default=0)
+    began = time.monotonic()
+    subject.catalog.unload(subject.model.id)
+    try:
+        for current in subject.catalog.follow(subject.model.id, UNLOAD_SECONDS):
+            if not any(map(_held, current.replicas)):
+                return f"in {time.monotonic() - began:.1f} s; its peak memory was {bytes_word(peak)}"
+    except Late:
+        pass
+    raise Failed(
+        f"still in memory after {UNLOAD_SECONDS:g} seconds",
+        "a cancelled request still runs, another client uses the model, or its worker does not end",
+    )
+
+
+LOAD_CHECK = Check(name="load", compared="the state of every replica: `loaded`", run=_load)
+UNLOAD_CHECK = Check(
+    name="unload",
+    compared=f"the reports of all replicas within {UNLOAD_SECONDS:g} seconds of unloading: no worker and no memory",
+    run=_unload,
+)
+
+
+def _held(replica: model_pb2.ReplicaStatus) -> bool:
+    """Reports whether a worker exists, or has not been reported as gone."""
+    return of_replica(replica, 0).state == "loaded" or replica.peak_memory_bytes > 0
+
+
 CHECKS = (
-    memory.LOAD_CHECK,
+    LOAD_CHECK,
     chat_template.CHECK,
-    likelihood.CHECK,
+    likelihood.LIKELIHOOD_CHECK,
     sameness.AGAIN_CHECK,
-    ending.CHECK,
+    ending.STOP_CHECK,
     sameness.STREAM_CHECK,
     sameness.BATCH_CHECK,
-    recall.CHECK,
-    tooling.CHECK,
-    schema.CHECK,
-    cancelling.CHECK,
-    memory.UNLOAD_CHECK,
+    likelihood.LONG_PROMPT_CHECK,
+    tools_and_schemas.TOOL_CHECK,
+    tools_and_schemas.SCHEMA_CHECK,
+    ending.CANCEL_CHECK,
+    UNLOAD_CHECK,
 )
-LOAD = memory.LOAD_CHECK.name
 NO_SENSE = "not meaningful on random weights"
 
 
@@ -36,7 +96,7 @@ def chosen(names: Sequence[str]) -> list[Check]:
     for name in names:
         if name not in known:
             raise Problem(f"there is no check {name!r}; there are {', '.join(known)}")
-    return [check for check in CHECKS if not names or check.name in (LOAD, *names)]
+    return [check for check in CHECKS if not names or check.name in (LOAD_CHECK.name, *names)]
 
 
 def run(
@@ -87,3 +147,92 @@ def _outcome(subject: Subject, check: Check) -> Outcome:
 
 def _not_loaded(check: Check) -> Outcome:
     return Outcome(name=check.name, verdict="skipped", compared=check.compared, seen="the model is not loaded")
+
+
+HEADERS = ("CHECK", "RESULT", "SECONDS", "SEEN")
+
+
+class CheckScreen:
+    """Shows checks as they run, on the standard error, during the `with` block."""
+
+    def __init__(self, model_id: str, total: int, console: Console | None = None) -> None:
+        console = console or Console(highlight=False, stderr=True)
+        self._page = Page(console)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(model_id, total=total)
+        self._model_id, self._lines = model_id, not console.is_terminal
+
+    def __enter__(self) -> CheckScreen:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begun(self, number: int, check: Check) -> None:
+        """Shows that a check begins. `number`: how many precede it."""
+        self._bar.update(self._task, completed=number, description=f"{self._model_id} {check.name}")
+
+    def done(self, outcome: Outcome) -> None:
+        """Shows a check's outcome."""
+        if self._lines:
+            self._page.say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.1f} s)")
+
+
+def show_outcomes(page: Page, model_id: str, outcomes: Sequence[Outcome]) -> None:
+    """Prints the table, then the details of failures."""
+    rows = [(each.name, each.verdict, f"{each.seconds:.1f}", each.seen) for each in outcomes]
+    page.table(HEADERS, rows, right=frozenset({"SECONDS"}))
+    failed = [each for each in outcomes if each.verdict == "failed"]
+    for each in failed:
+        page.heading(f"{each.name} failed")
+        page.pairs([("compared", each.compared), ("seen", each.seen), ("likely", each.likely)])
+    counts = {verdict: sum(each.verdict == verdict for each in outcomes) for verdict in ("passed", "failed", "skipped")}
+    page.say(f"{model_id}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items() if count)}")
+
+
+def verify(
+    connection: Connection,
+    model_id: str,
+    say: Callable[[str], None],
+    *,
+    runtime: str = "",
+    names: Sequence[str] = (),
+    random: bool = False,
+    prompt_tokens: int = 1000,
+) -> tuple[Subject, list[Outcome]]:
+    """Runs the named checks, or all, on a model, and restores the model's state.
+
+    Raises:
+        Problem: it is not a chat model, there is no such check or runtime, or allm stopped answering.
+    """
+    checks = chosen(names)
+    catalog = Catalog(connection)
+    explained = catalog.explain(model_id)
+    model = explained.model
+    if model.modality != model_pb2.MODALITY_TEXT:
+        kind = modality_word(model.modality)
+        raise Problem(f"{model.id} is a model for {kind}: `allm models test` tests only text models")
+    if "chat" not in model.capabilities:
+        raise Problem(f"{model.id} cannot chat: `allm models test` tests only models that can")
+    if runtime:
+        able_runtimes(explained, runtime)
+    subject = Subject(
+        model=model,
+        catalog=catalog,
+        chat=connection.chat,
+        text=connection.text,
+        runtime=runtime,
+        random=random,
+        prompt_tokens=prompt_tokens,
+    )
+    with restored_afterwards(catalog, model.id, say), CheckScreen(model.id, len(checks)) as screen:
+        return subject, run(subject, checks, screen.begun, screen.done)

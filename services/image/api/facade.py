@@ -1,13 +1,21 @@
-"""The REST facade in OpenAI's format: POST /v1/images/generations, /edits, /variations, and GET /v1/images/files."""
+"""The REST facade in OpenAI's format: POST /v1/images/generations, /edits, /variations, and GET /v1/images/files.
+
+Forms with pictures are read into memory, with limits on each file, on their total, on open forms, and on the memory of
+all requests together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from allm.openai.v1 import image_service_pb2, image_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.image.api.form import IMAGE, MASK, ImageUploads
+from services.errors import InvalidRequest, Timeout, Unsupported
+from services.image.api import limits
 from services.image.api.messages import REST
 from services.image.api.openai import (
     Answer,
@@ -22,16 +30,17 @@ from services.image.image_files import ImageFiles
 from services.image.images import Event, Gallery, Images, PictureFile
 from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
-from services.rest.facade import facade
 from services.rest.openai import sse
-from services.rest.openai.body import called, json_body
-from services.rest.openai.multipart import discarding_rest
+from services.rest.openai.body import called, json_body, send_body
+from services.rest.openai.multipart import FilePart, Form, Sink, discarding_rest, read_form
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
+from services.rpc.shares import Share, Shares
 
-PIECE_BYTES = 512 * 1024  # of a long answer, per message
 FILE_SECONDS = 600.0  # time limit for sending a picture
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
+ReadForm = Callable[[Sequence[tuple[str, str]], bytes, bytes], tuple[Answer, ImageRequest]]
 
 
 class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
@@ -55,20 +64,14 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         self, request: Messages, call: Call
     ) -> None:
         """Edits an image, everywhere or under a mask."""
-        async with discarding_rest(request):
-            with self._uploads.open(call) as upload:
-                form = await upload.read(request)
-                await self._answer(*read_edit(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
+        await self._read(request, read_edit, call)
 
     @facade(operation="image_variation")
     async def CreateImageVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
         """Creates variations of an image."""
-        async with discarding_rest(request):
-            with self._uploads.open(call) as upload:
-                form = await upload.read(request)
-                await self._answer(*read_variation(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
+        await self._read(request, read_variation, call)
 
     @facade(FILE_SECONDS)
     async def GetImageFile(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
@@ -76,7 +79,13 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     ) -> None:
         """Returns a picture that an answer linked by its URL."""
         kind, data = await self._files.read(request.name)
-        await _send(call, kind, data)
+        await send_body(call, kind, data)
+
+    async def _read(self, messages: Messages, read: ReadForm, call: Call) -> None:
+        async with discarding_rest(messages):
+            with self._uploads.open(call) as upload:
+                form = await upload.read(messages)
+                await self._answer(*read(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
 
     async def _answer(self, answer: Answer, wanted: ImageRequest, call: Call) -> None:
         stored = await self._models.find(wanted.model)
@@ -92,7 +101,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
             urls = answer.response_format == "url"
             kept = [await self._files.keep(each.data, each.kind) for each in gallery.pictures] if urls else []
             body = json_body(response_object(gallery, answer, kept))
-            await _send(call, body.content_type, body.data)
+            await send_body(call, body.content_type, body.data)
         call.facts["usage"] = gallery.facts
 
 
@@ -103,11 +112,125 @@ async def _stream(events: AsyncIterator[Event], gallery: Gallery, answer: Answer
     async for event in events:
         gallery.add(event)
         if isinstance(event, PictureFile) and event.partial is not None:
-            await _send(call, sse.EVENT_STREAM, sse.event(*partial_event(event, answer)))
+            await send_body(call, sse.EVENT_STREAM, sse.event(*partial_event(event, answer)))
     for picture in gallery.pictures:
-        await _send(call, sse.EVENT_STREAM, sse.event(*completed_event(picture, gallery, answer)))
+        await send_body(call, sse.EVENT_STREAM, sse.event(*completed_event(picture, gallery, answer)))
 
 
-async def _send(call: Call, kind: str, data: bytes) -> None:
-    for start in range(0, max(1, len(data)), PIECE_BYTES):
-        await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
+UPLOAD_SECONDS = 600.0  # time limit for receiving a form
+AT_ONCE = 64  # requests with open forms
+IMAGE, MASK = "image", "mask"
+NAMES = {"image": IMAGE, "image[]": IMAGE, "mask": MASK}
+RETRY_SECONDS = 5.0  # an edit takes some seconds, then its file is freed
+
+
+class ImageUploads:
+    """Admits forms with files, within limits of size and number."""
+
+    def __init__(self, limit_bytes: int, room: Shares, at_once: int = AT_ONCE) -> None:
+        """`limit_bytes`: the largest file; `room`: the memory for the files of all requests."""
+        self._limit_bytes = limit_bytes
+        self._room = room
+        self._places = Shares(at_once, holders="requests with images", unit="places", retry_seconds=RETRY_SECONDS)
+
+    @contextmanager
+    def open(self, caller: Call) -> Iterator[Uploaded]:
+        """Opens a request's upload; leaving the block frees its memory. Raises Overloaded if too many are open."""
+        limit = caller.identity.bytes_in_flight
+        with self._places.hold(caller.client, 1), self._room.open(caller.client, limit) as share:
+            uploaded = Uploaded(self._limit_bytes, share)
+            try:
+                yield uploaded
+            finally:
+                uploaded.clear()
+
+
+def upload_room(most_bytes: int) -> Shares:
+    """Returns the memory for input files that both wire formats share."""
+    return Shares(
+        most_bytes, holders="uploads in progress", variable="ALLM_IMAGE_UPLOAD_BYTES", retry_seconds=RETRY_SECONDS
+    )
+
+
+@dataclass(slots=True)
+class Uploaded:
+    """The files of a form."""
+
+    limit_bytes: int
+    share: Share
+    files: dict[str, bytearray] = field(default_factory=dict)  # name -> bytes
+
+    async def read(self, messages: AsyncIterator[httpbody_pb2.HttpBody]) -> Form:
+        """Reads a form with its files; the parts may come in any order.
+
+        Raises:
+            InvalidRequest: not a form, no image, or an empty file.
+            Unsupported: several images.
+            RequestTooLarge: a file over the limit.
+            RateLimited: the files of the caller's key together are too large.
+            Overloaded: the files of all requests together are too large, and the caller's key has its share.
+            Timeout: the form took too long to arrive.
+        """
+        try:
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                form = await read_form(messages, self._open_file)
+        except TimeoutError as error:
+            raise Timeout(f"the form took longer than {UPLOAD_SECONDS:g} seconds to arrive") from error
+        for name, _ in form.fields:
+            if name in NAMES:
+                raise InvalidRequest(f"'{NAMES[name]}' must be a file, with a file name.", param=NAMES[name])
+        if IMAGE not in self.files:
+            raise InvalidRequest(f"Missing required parameter: '{IMAGE}'.", param=IMAGE)
+        for name, data in self.files.items():
+            if not data:
+                raise InvalidRequest(f"'{name}' is empty.", param=name)
+        return form
+
+    def file(self, name: str) -> bytes:
+        """Removes and returns a file's bytes; empty if there is no such file."""
+        return bytes(self.files.pop(name, b""))
+
+    def clear(self) -> None:
+        """Frees the files now: the error of a cancelled request keeps them until the next collection of garbage."""
+        for data in self.files.values():
+            data.clear()
+        self.files.clear()
+
+    def _open_file(self, part: FilePart) -> Sink | None:
+        if not part.file_name and not part.content_type:
+            return None  # a field
+        name = NAMES.get(part.name)
+        if name is None:
+            if part.name == "markup":
+                raise Unsupported("'markup' is not supported by this server.", param="markup")
+            return _Nowhere()
+        if name in self.files:
+            if name == IMAGE:
+                raise Unsupported("Several images are not supported: only one can be edited.", param=IMAGE)
+            raise InvalidRequest(f"'{name}' is given twice; one file is allowed.", param=name)
+        self.files[name] = bytearray()
+        return _Memory(self.files[name], self.limit_bytes, name, self.share)
+
+
+class _Nowhere:
+    """A sink that discards an unknown file."""
+
+    def write(self, _: bytes, /) -> None:
+        """Discards the bytes."""
+
+
+class _Memory:
+    """A sink that collects a file in memory."""
+
+    def __init__(self, data: bytearray, limit: int, name: str, share: Share) -> None:
+        self._data = data
+        self._limit = limit
+        self._name = name
+        self._share = share
+
+    def write(self, data: bytes, /) -> None:
+        """Takes the next bytes. Raises RequestTooLarge, RateLimited and Overloaded."""
+        if len(self._data) + len(data) > self._limit:
+            raise limits.too_large(self._name, self._limit)
+        self._share.take(len(data))
+        self._data += data

@@ -23,10 +23,10 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest, Unsupported
 from services.image.api import limits
 from services.image.images import Gallery, PictureFile
-from services.image.loaded import TILE
+from services.image.manager import TILE
 from services.image.parameters import FileKind, ImageRequest, Output, Quality, Task
 from services.rest.openai.body import decode
-from services.rest.openai.form_fields import FormFields
+from services.rest.openai.multipart import FormFields
 
 PREFIXES = {"generate": "image_generation", "edit": "image_edit", "vary": "image_edit"}
 T = TypeVar("T")

@@ -13,23 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from services.image.engine.messages import (
-    Cancel,
-    Counters,
-    Draft,
-    Finished,
-    Generate,
-    Parameters,
-    Phase,
-    Picture,
-    Progress,
-    Stepped,
-    Stop,
-)
+from services.image.engine.messages import Counters, Draft, Finished, Generate, Parameters, Picture, Progress, Stepped
 from services.image.engine.runtime import Preview, Runtime
-from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
-from services.worker.messages import EngineError
-from services.worker.turns import Turns
+from services.worker.loop import DEADLINE_PASSED, Turns, WorkerLoop, expired
+from services.worker.messages import Cancel, EngineError, Phase, Stop
 
 SHARE = 0.1  # longest wait, as a share of the previous batch's time
 MOST_SECONDS = 1.0

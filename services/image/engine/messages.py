@@ -7,33 +7,6 @@ from typing import Literal
 
 from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
-__all__ = [
-    "Accepted",
-    "Cancel",
-    "Counters",
-    "Draft",
-    "EngineOptions",
-    "Failed",
-    "Finished",
-    "FromWorker",
-    "Generate",
-    "GuidanceRange",
-    "Load",
-    "Loading",
-    "Lora",
-    "Mode",
-    "Parameters",
-    "Phase",
-    "Picture",
-    "PipelineReady",
-    "Progress",
-    "Refused",
-    "Sizes",
-    "Stepped",
-    "Stop",
-    "ToWorker",
-]
-
 Mode = Literal["text_to_image", "image_to_image", "inpainting"]
 MAX_PARTIALS = 3  # previews of one image before it is done
 

@@ -21,18 +21,12 @@ class PromptLength:
     limit: int
 
 
-class Preview(Protocol):
-    """Decodes the images of a batch between two of its steps."""
-
-    def __call__(self, rows: Sequence[int]) -> list[bytes]:
-        """Returns previews of these drafts as RGB; empty if the model's latents cannot be decoded early."""
-
-
-class AfterStep(Protocol):
-    """The callback after each step of a batch."""
-
-    def __call__(self, step: int, steps: int, preview: Preview) -> Collection[int]:
-        """Reports that `step` (from 1) of `steps` is done. Returns the indexes of the drafts that are still wanted."""
+# Decodes the images of a batch between two of its steps: takes the indexes of drafts and returns their previews as RGB;
+# empty if the model's latents cannot be decoded early.
+Preview = Callable[[Sequence[int]], list[bytes]]
+# The callback after each step of a batch: step `step` (from 1) of `steps` is done. Returns the indexes of the drafts
+# that are still wanted.
+AfterStep = Callable[[int, int, Preview], Collection[int]]
 
 
 class Runtime(Protocol):

@@ -27,7 +27,7 @@ from services.residency.memory.peer import ask_to_release
 from services.residency.memory.readings import Readings
 from services.residency.memory.reservation import Full, NeverFits, NoRoom, Reservation, TooManyModels
 from services.residency.slot import Slot
-from services.rpc.own_identity import NOBODY, OwnIdentity
+from services.rpc.channel import NOBODY, OwnIdentity
 from services.settings.settings import ResidencySettings
 
 log = logging.getLogger(__name__)

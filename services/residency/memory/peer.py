@@ -9,7 +9,7 @@ import grpc
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 
 from services.residency.memory.reservation import Reservation
-from services.rpc.own_identity import NOBODY, OwnIdentity
+from services.rpc.channel import NOBODY, OwnIdentity
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,11 @@ import msgspec
 from google.api import httpbody_pb2
 
 from services.errors import AllmError, InvalidRequest
+from services.rpc.call import Call
 
 T = TypeVar("T")
 JSON = "application/json"
+PIECE_BYTES = 512 * 1024  # of a long response, in one message
 _encode = msgspec.json.Encoder().encode
 _raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -85,6 +87,12 @@ def convert(value: Any, kind: type[T], param: str) -> T:
 def json_body(value: Any) -> httpbody_pb2.HttpBody:
     """Returns a complete JSON response, including null fields."""
     return httpbody_pb2.HttpBody(content_type=JSON, data=_encode(value))
+
+
+async def send_body(call: Call, kind: str, data: bytes) -> None:
+    """Sends a whole response of the content type `kind` in pieces; an empty response is one message, too."""
+    for start in range(0, max(1, len(data)), PIECE_BYTES):
+        await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
 
 
 def _explain(message: str, within: str = "") -> InvalidRequest:

@@ -1,17 +1,19 @@
-"""Server-sent events in OpenAI's format, in google.api.HttpBody messages.
+"""Server-sent events in OpenAI's format, in google.api.HttpBody messages, and the wrapper of REST facades.
 
 The gateway forwards every HttpBody immediately; the first one's content type becomes the response's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from google.api import httpbody_pb2
 
+from services.auth.identity import INFERENCE
 from services.errors import AllmError
+from services.rpc.call import Handler, Method, Q, R, S, wrapper
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -36,3 +38,10 @@ def body(events: Iterable[bytes]) -> httpbody_pb2.HttpBody:
 def error(problem: AllmError) -> httpbody_pb2.HttpBody:
     """Returns an error within a stream: official SDKs raise it as an API error."""
     return body((data({"error": problem.openai_object()}),))
+
+
+def facade(
+    seconds: float | None = None, *, scope: str = INFERENCE, operation: str = ""
+) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+    """Wraps a method of a REST facade; an error after the first message becomes a server-sent event."""
+    return wrapper(seconds, scope, operation, in_band=error)

@@ -17,11 +17,11 @@ from openai.types.audio import TranscriptionStreamEvent
 from pydantic import TypeAdapter
 
 from services.audio.api import uploads
-from services.audio.api.facade import PIECE_BYTES
 from services.audio.engine.messages import Finished, Segment, VadOptions
 from services.audio.transcription import Event
 from services.errors import InvalidRequest
 from services.rest.openai import multipart
+from services.rest.openai.body import PIECE_BYTES
 from tests.audio.api.official_client import official_client
 from tests.audio.api.scripted_transcriptions import (
     LIMIT_BYTES,

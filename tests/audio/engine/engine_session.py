@@ -13,7 +13,6 @@ from services.audio.engine.messages import (
     Finished,
     LanguageFound,
     PartialText,
-    Refused,
     Segment,
     Sound,
     Submit,
@@ -22,6 +21,7 @@ from services.audio.engine.messages import (
 from services.audio.engine.preparation import Preparation
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.window import Samples
+from services.worker.messages import Refused
 
 
 class EngineSession:

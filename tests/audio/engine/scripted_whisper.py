@@ -8,21 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.audio.engine.chunk import Chunk, Closed, Opened
 from services.audio.engine.loop import BatchLoop
-from services.audio.engine.messages import (
-    Cancel,
-    Decoding,
-    Finished,
-    PartialText,
-    Segment,
-    Stepped,
-    Transcribed,
-    WhisperReady,
-)
+from services.audio.engine.mel import Chunk, Closed, Opened
+from services.audio.engine.messages import Decoding, Finished, PartialText, Segment, Stepped, Transcribed, WhisperReady
 from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Floats, Step
 from services.audio.engine.window import HOP, Piece, Window
-from services.worker.messages import EngineError
+from services.worker.messages import Cancel, EngineError
 
 BEGIN = 2000  # timestamp token of 0 s
 EOT = 1000

@@ -11,24 +11,21 @@ import numpy as np
 import pytest
 
 from services.audio.engine.messages import (
-    Cancel,
     Decoding,
     EngineOptions,
-    Failed,
     Finished,
     FromWorker,
     LanguageFound,
     Load,
     PartialText,
-    Refused,
     Sound,
     Submit,
     Transcribed,
     WhisperReady,
 )
 from services.audio.engine.window import Samples
-from services.worker.process import WorkerDied, WorkerProcess
-from services.worker.start import worker_environ
+from services.worker.messages import Cancel, Failed, Refused
+from services.worker.process import WorkerDied, WorkerProcess, worker_environ
 from tests.audio.engine.recordings import samples_of, silence
 from tests.speech import librivox
 from tests.whisper_weights import base_ct2, tiny_en_ct2

@@ -6,19 +6,10 @@ import time
 
 import pytest
 
-from services.audio.engine.chunk import Closed, Opened, Seek, Taken
-from services.audio.engine.messages import (
-    Cancel,
-    Decoding,
-    Finished,
-    LanguageFound,
-    Refused,
-    Stepped,
-    Stop,
-    Transcribed,
-)
+from services.audio.engine.mel import Closed, Opened, Seek, Taken
+from services.audio.engine.messages import Decoding, Finished, LanguageFound, Stepped, Transcribed
 from services.audio.engine.runtime import Decoded
-from services.worker.messages import EngineError
+from services.worker.messages import Cancel, EngineError, Refused, Stop
 from tests.audio.engine.scripted_whisper import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
 
 DETECT = Decoding()

@@ -6,10 +6,11 @@ import queue
 
 import numpy as np
 
-from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
-from services.audio.engine.messages import Cancel, Consumed, Decoding, Refused, Sound, Stop, Submit
+from services.audio.engine.mel import Chunk, Closed, Opened, Seek, Taken
+from services.audio.engine.messages import Consumed, Decoding, Sound, Submit
 from services.audio.engine.preparation import BACKLOG_BYTES, HELD_SAMPLES, Preparation
 from services.audio.engine.window import Samples
+from services.worker.messages import Cancel, Refused, Stop
 from tests.audio.engine.recordings import announcement, novel, silence
 from tests.audio.engine.scripted_whisper import Scripted
 

@@ -10,7 +10,7 @@ import pytest
 from services.audio.engine.messages import VadOptions
 from services.audio.engine.vad import FRAME, SpeechMeter
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
-from services.audio.engine.windows import SpeechWindows, WholeWindows, Windows
+from services.audio.engine.windows import SpeechWindows, WholeWindows
 from tests.audio.engine.recordings import announcement, novel, silence
 
 SECOND = 16000
@@ -53,14 +53,14 @@ def numbered(sound: Samples) -> Samples:
     return sound + np.arange(len(sound), dtype=np.float32) * np.float32(2**-25)
 
 
-def taken(windows: Windows) -> Iterator[Window]:
+def taken(windows: SpeechWindows | WholeWindows) -> Iterator[Window]:
     while window := windows.ready():
         yield window
         if isinstance(windows, WholeWindows):
             windows.seek(window.seek + window.frames)
 
 
-def windows_of(windows: Windows, sound: Samples, cuts: list[int]) -> list[Window]:
+def windows_of(windows: SpeechWindows | WholeWindows, sound: Samples, cuts: list[int]) -> list[Window]:
     found = []
     for part in np.split(sound, cuts):
         windows.feed(part)
@@ -244,7 +244,7 @@ def test_reading_open_speech_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("windows", [WholeWindows(), SpeechWindows(OPTIONS, Loudness())])
-def test_nothing_is_fed_after_the_end(windows: Windows) -> None:
+def test_nothing_is_fed_after_the_end(windows: SpeechWindows | WholeWindows) -> None:
     windows.end()
     windows.end()
     assert windows.ready() is None

@@ -8,7 +8,7 @@ import grpc
 from allm.models.v1 import model_pb2
 from allm.models.v1 import model_service_pb2 as pb
 
-from services.cli.models.meters import prompt
+from services.cli.models.bench import prompt
 from tests.cli.models.catalog_stand_in import MIB, Commands, Refusal, desired, replica
 
 

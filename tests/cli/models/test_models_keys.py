@@ -18,7 +18,7 @@ from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from services.auth.identity import ADMIN, HEADER, verify
 from services.cli.models.connection import Connection, command_identity, connect
 from services.cli.problem import Problem
-from services.rpc.own_identity import NOBODY
+from services.rpc.channel import NOBODY
 from services.settings.settings import Settings, load_settings
 from tests.identities import PUBLIC, write_keys
 

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from services.byte_count import bytes_word
 from services.cli.models.page import Page, enum_word, seconds_word, shorten, state_word
-from services.cli.models.progress import StageProgress, progress_words
-from services.cli.models.stage import Stage
+from services.cli.models.progress import Stage, StageProgress, progress_words
 
 MIB = 1024 * 1024
 ROWS = [("m", "1", "why " * 100), ("longer-id", "22", "")]

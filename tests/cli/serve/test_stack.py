@@ -13,7 +13,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from services.cli.serve.stack import CATALOG, Stack, audio_names, image_names, text_names
+from services.cli.serve.stack import AUDIO, CATALOG, IMAGE, TEXT, Stack
+from services.cli.serve.stack import names as replica_names
 from services.settings.settings import load_settings
 
 
@@ -54,7 +55,8 @@ def test_the_gateway_starts_last_and_knows_all_others(
         assert f'"path": "{tmp_path / name}.sock"' in config
     assert set(stack.metrics_urls) == set(names[:-1])
     text, audio, image = replicas
-    assert text_names(text) + audio_names(audio) + image_names(image) == names[1:-1]
+    found = replica_names(TEXT, text) + replica_names(AUDIO, audio) + replica_names(IMAGE, image)
+    assert found == names[1:-1]
 
 
 def question_to_the_catalog(folder: Path) -> Callable[[], Awaitable[None]]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import openai
 import pytest
+from allm.image.v1 import image_pb2, image_service_pb2
+from allm.image.v1 import image_service_pb2_grpc as typed_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc
 from openai import AsyncOpenAI
 
@@ -313,3 +316,52 @@ async def test_more_files_than_there_is_room_for_are_refused(core: ScriptedImage
 async def test_unknown_model_is_reported_by_name(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="nobody"):
         await client.images.generate(prompt="x", model="nobody")
+
+
+ROOM = 1000  # bytes
+MOST = b"x" * 600  # two of these exceed the limit
+
+
+@asynccontextmanager
+async def occupied(folder: Path) -> AsyncIterator[tuple[grpc.aio.Channel, asyncio.Event, asyncio.Task[object]]]:
+    """Runs the services during an edit with a large image; setting the event lets the edit end."""
+    there, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Event) -> None:
+        there.set()
+        await go_on.wait()
+
+    async with (
+        served(ScriptedImages(between=wait), folder, room_bytes=ROOM) as channel,
+        official_client(channel) as client,
+    ):
+        first = asyncio.create_task(client.images.edit(image=("a.png", MOST), prompt="x", model=MODEL))
+        await asyncio.wait_for(there.wait(), PATIENCE_SECONDS)
+        yield channel, go_on, first
+
+
+async def test_form_without_room_gets_a_retry_time(tmp_path: Path) -> None:
+    async with occupied(tmp_path) as (channel, go_on, first), official_client(channel) as client:
+        with pytest.raises(openai.RateLimitError, match="ALLM_IMAGE_UPLOAD_BYTES") as caught:
+            await client.images.edit(image=("a.png", MOST), prompt="x", model=MODEL)
+        assert caught.value.response.headers["retry-after"] == "5"
+        go_on.set()
+        await first
+        assert (await client.images.edit(image=("a.png", MOST), prompt="x", model=MODEL)).data
+
+
+async def test_typed_calls_share_the_room(tmp_path: Path) -> None:
+    """Requests without uploads still succeed."""
+    config = image_pb2.ImageConfig(model=MODEL)
+    edit = image_service_pb2.StreamEditImageRequest(config=config, prompt="x", image=b"x" * 300, mask=b"x" * 300)
+    async with occupied(tmp_path) as (channel, go_on, first):
+        stub = typed_pb2_grpc.ImageServiceStub(channel)
+        call = stub.StreamEditImage(edit)
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "ALLM_IMAGE_UPLOAD_BYTES" in (await call.details() or "")
+        assert dict(await call.trailing_metadata())["retry-after"] == "5"
+        go_on.set()
+        await first
+        assert [event.WhichOneof("event") async for event in stub.StreamEditImage(edit)][-1] == "finished"
+        plain = image_service_pb2.GenerateImageRequest(config=config, prompt="x")
+        assert (await stub.GenerateImage(plain)).images

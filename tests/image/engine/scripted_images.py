@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from services.image.engine.loop import BatchLoop
 from services.image.engine.messages import (
-    Cancel,
     Draft,
     Finished,
     Generate,
@@ -17,12 +16,11 @@ from services.image.engine.messages import (
     Picture,
     PipelineReady,
     Progress,
-    Refused,
     Sizes,
     Stepped,
 )
 from services.image.engine.runtime import AfterStep, PromptLength
-from services.worker.messages import EngineError
+from services.worker.messages import Cancel, EngineError, Refused
 
 READY = PipelineReady(
     family="Scripted",

@@ -11,20 +11,17 @@ import pytest
 
 from services.image.engine.messages import (
     Accepted,
-    Cancel,
     EngineOptions,
-    Failed,
     Finished,
     FromWorker,
     Load,
     Picture,
     PipelineReady,
     Progress,
-    Refused,
     Stepped,
 )
-from services.worker.process import WorkerDied, WorkerProcess
-from services.worker.start import worker_environ
+from services.worker.messages import Cancel, Failed, Refused
+from services.worker.process import WorkerDied, WorkerProcess, worker_environ
 from tests.image.engine.scripted_images import asked
 from tests.image.engine.tiny_pipelines import saved
 

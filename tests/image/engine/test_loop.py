@@ -11,9 +11,9 @@ import pytest
 
 from services.image.engine import loop
 from services.image.engine.loop import ReturningCallers
-from services.image.engine.messages import Cancel, Finished, Picture, Refused, Stepped, Stop
+from services.image.engine.messages import Finished, Picture, Stepped
 from services.worker import loop as worker_loop
-from services.worker.messages import EngineError
+from services.worker.messages import Cancel, EngineError, Refused, Stop
 from tests.case import case
 from tests.image.engine.scripted_images import READY, LoopOfImages, Scripted, asked
 

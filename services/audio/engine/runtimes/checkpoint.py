@@ -26,7 +26,7 @@ from services.audio.engine.vocabulary import (
     package_vocabulary,
     tokenizer_vocabulary,
 )
-from services.worker.messages import EngineError
+from services.worker.messages import EngineError, error_line
 
 AUDIO_CONTEXT = 1500  # positions of 30 s of sound
 _CONFIG, _GENERATION, _WEIGHTS, _INDEX = (
@@ -35,7 +35,6 @@ _CONFIG, _GENERATION, _WEIGHTS, _INDEX = (
     "model.safetensors",
     "model.safetensors.index.json",
 )
-_MESSAGE_CHARACTERS = 300  # of a library's error text
 _MOST = 65_536  # of any dimension: far above every model
 # Names of model parts in transformers and in OpenAI's checkpoints.
 _RENAMED = (
@@ -122,7 +121,7 @@ def _reason(error: Exception) -> str:
     found = re.search(r"Unsupported \w+: (?:GLOBAL )?([\w.]+)", str(error))
     if found:
         return f"it names {found[1]}, and only tensors may be in it"
-    return "it holds more than tensors" if "weights_only" in str(error) else _line(error)
+    return "it holds more than tensors" if "weights_only" in str(error) else error_line(error)
 
 
 def _read_folder(folder: Path) -> Checkpoint:
@@ -163,7 +162,7 @@ def _read_tensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 yield name, opened.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        raise EngineError("MODEL_INVALID", f"{file} cannot be read: {_line(error)}") from error
+        raise EngineError("MODEL_INVALID", f"{file} cannot be read: {error_line(error)}") from error
 
 
 def _renamed(name: str) -> str:
@@ -227,11 +226,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise EngineError("MODEL_INVALID", f"{path} is missing") from None
     except (OSError, ValueError) as error:
-        raise EngineError("MODEL_INVALID", f"{path} cannot be read: {_line(error)}") from error
+        raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error_line(error)}") from error
     if not isinstance(found, dict):
         raise EngineError("MODEL_INVALID", f"{path} is not a JSON object")
     return found
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]

@@ -12,18 +12,15 @@ from typing import Any
 import ctranslate2
 import numpy as np
 
-from services.audio.engine.batch_size import batch_windows, lane_count
 from services.audio.engine.messages import EngineOptions, WhisperReady
-from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
-from services.audio.engine.runtimes.groups import in_groups, padded_parts
+from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step, in_groups, padded_parts
 from services.audio.engine.vocabulary import converted_vocabulary
-from services.worker.messages import EngineError, is_out_of_memory
+from services.worker.messages import EngineError, error_line, is_out_of_memory
 
 CONTEXT = 448  # tokens of prompt and text; the same for all Whisper models, and not stored in a converted one
 # Text tokens aligned in one call, which makes logits of the whole vocabulary for each.
 ALIGNED_TOKENS = 128
 _MODEL = "model.bin"
-_MESSAGE_CHARACTERS = 300  # of the library's error text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class FasterWhisper:
         """
         folder = _converted_folder(options, progress)
         self.vocabulary = converted_vocabulary(folder)
-        self.lanes = lane_count((folder / _MODEL).stat().st_size, options.threads, gpu=options.gpu)
+        self.lanes = options.lanes((folder / _MODEL).stat().st_size)
         self._model = _load(folder, options, self.lanes)
         self.n_mels = int(self._model.n_mels)
         self._source = folder
@@ -62,7 +59,7 @@ class FasterWhisper:
         self.ready = WhisperReady(
             languages=self.vocabulary.languages,
             multilingual=self.vocabulary.multilingual,
-            batch_windows=batch_windows(options),
+            batch_windows=options.most_windows,
         )
         self.encode_windows = self.ready.batch_windows if options.gpu else 1
         progress(1.0)
@@ -216,7 +213,7 @@ def _load(folder: Path, options: EngineOptions, calls: int) -> Any:
             intra_threads=max(1, options.threads // calls),
         )
     except (MemoryError, RuntimeError, ValueError) as error:
-        text = _line(error)
+        text = error_line(error)
         if is_out_of_memory(error):
             raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {text}") from error
         if "compute type" in text or "CUDA" in text:
@@ -255,9 +252,5 @@ def _faults() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:
-        text = _line(error)
+        text = error_line(error)
         raise EngineError("OUT_OF_MEMORY" if is_out_of_memory(error) else "INTERNAL", f"CTranslate2: {text}") from error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]

@@ -7,23 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, pad
 from whisper.model import AudioEncoder, LayerNorm, TextDecoder
 
-from services.audio.engine.batch_size import batch_windows
 from services.audio.engine.messages import EngineOptions, WhisperReady
-from services.audio.engine.runtime import Aligned, Decoded, Floats, Step
-from services.audio.engine.runtimes.alignment import attention_costs, warp
+from services.audio.engine.runtime import Aligned, Decoded, Floats, Step, in_groups
 from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
 from services.audio.engine.runtimes.decoder import BatchDecoder, Memory
-from services.audio.engine.runtimes.groups import in_groups
 from services.audio.engine.runtimes.search import Search
-from services.worker.messages import EngineError
+from services.worker.messages import EngineError, error_line
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_MESSAGE_CHARACTERS = 300  # of the library's error text
 
 
 class OpenAIWhisper:
@@ -50,12 +48,14 @@ class OpenAIWhisper:
         try:
             self._encoder, decoder = self._build(stored)
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise EngineError("OUT_OF_MEMORY", f"the weights of {stored.source} do not fit: {_line(error)}") from error
+            raise EngineError(
+                "OUT_OF_MEMORY", f"the weights of {stored.source} do not fit: {error_line(error)}"
+            ) from error
         self._decoder = BatchDecoder(decoder, stored.dimensions.n_text_head)
         self.ready = WhisperReady(
             languages=self.vocabulary.languages,
             multilingual=self.vocabulary.multilingual,
-            batch_windows=batch_windows(options),
+            batch_windows=options.most_windows,
         )
         self.encode_windows = self.ready.batch_windows if options.gpu else 1
         progress(1.0)
@@ -150,7 +150,7 @@ class OpenAIWhisper:
             try:
                 module.load_state_dict(weights, assign=True)
             except RuntimeError as error:
-                message = f"the weights of {stored.source} are not those of its dimensions: {_line(error)}"
+                message = f"the weights of {stored.source} are not those of its dimensions: {error_line(error)}"
                 raise EngineError("MODEL_INVALID", message) from error
             module.eval().requires_grad_(False)
         if stored.tensors:
@@ -181,9 +181,9 @@ def _computing() -> Iterator[None]:
         with torch.inference_mode():
             yield
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise EngineError("OUT_OF_MEMORY", f"a batch does not fit: {_line(error)}") from error
+        raise EngineError("OUT_OF_MEMORY", f"a batch does not fit: {error_line(error)}") from error
     except RuntimeError as error:
-        raise EngineError("INTERNAL", f"torch: {_line(error)}") from error
+        raise EngineError("INTERNAL", f"torch: {error_line(error)}") from error
 
 
 def _device(options: EngineOptions) -> torch.device:
@@ -206,5 +206,60 @@ def _dtype(options: EngineOptions) -> torch.dtype:
     return _DTYPES[options.compute_type]
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+MEDIAN = 7  # columns of the median filter
+
+
+def attention_costs(scores: Tensor) -> npt.NDArray[np.float64]:
+    """Returns the cost of each token at each time, [tokens, times], from attention `scores` [heads, tokens, times]."""
+    weights = scores.softmax(dim=-1)
+    deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
+    return (
+        (-_median((weights - mean) / deviation).mean(dim=0)).cpu().double().numpy()
+    )  # on the CPU: Metal has no 64 bits
+
+
+def warp(costs: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns the rows and the columns of the cheapest path through `costs` [rows, columns], from the first corner to
+    the last, by steps to the next row, the next column or both."""
+    steps = _steps(costs)
+    row, column = costs.shape
+    path = []
+    while row > 0 or column > 0:
+        path.append((row - 1, column - 1))
+        step = 2 if row == 0 else 1 if column == 0 else int(steps[row + column, row])
+        row -= step != 2
+        column -= step != 1
+    rows, columns = np.array(path[::-1], dtype=np.int64).T
+    return rows, columns
+
+
+def _steps(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
+    """Returns the cheapest step into each cell: 0 is diagonal, 1 from the row before, 2 from the column before.
+
+    Indexed by [row + column, row], counted from 1. All cells of one diagonal are computed together: they depend only on
+    the two diagonals before.
+    """
+    rows, columns = costs.shape
+    steps = np.zeros((rows + columns + 1, rows + 1), dtype=np.int8)
+    older = np.full(rows + 1, np.inf, dtype=np.float32)  # totals of a diagonal, by row
+    old = older.copy()
+    older[0] = 0
+    for diagonal in range(2, rows + columns + 1):
+        first, last = max(1, diagonal - columns), min(rows, diagonal - 1)
+        here = np.arange(first, last + 1)
+        both, above, left = older[here - 1], old[here - 1], old[here]
+        step = np.where((both < above) & (both < left), 0, np.where((above < both) & (above < left), 1, 2))
+        best = np.choose(step, (both, above, left))
+        new = np.full(rows + 1, np.inf, dtype=np.float32)
+        new[here] = costs[here - 1, diagonal - here - 1] + best
+        steps[diagonal, here] = step
+        older, old = old, new
+    return steps
+
+
+def _median(x: Tensor) -> Tensor:
+    """Returns the running median over the last dimension, mirrored at the ends."""
+    half = MEDIAN // 2
+    if x.shape[-1] <= half:
+        return x
+    return pad(x, (half, half), mode="reflect").unfold(-1, MEDIAN, 1).sort(dim=-1).values[..., half]

@@ -7,9 +7,9 @@ from typing import Any
 from allm.openai.v1 import text_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.body import json_body
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.text.api.chat.openai import ChunkWriter, completion_object
 from services.text.api.chat.openai_request import read_request

@@ -6,9 +6,9 @@ from allm.openai.v1 import responses_service_pb2, responses_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, Unsupported
-from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body
+from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.telemetry import metrics
 from services.text.api.responses.openai import EventWriter, items_object, response_object

@@ -10,7 +10,7 @@ import pytest
 from tests.case import case
 from tests.late import late
 
-alignment = late("services.audio.engine.runtimes.alignment")
+alignment = late("services.audio.engine.runtimes.whisper")
 torch = late("torch")
 whisper_timing = late("whisper.timing")
 

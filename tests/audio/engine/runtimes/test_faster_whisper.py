@@ -15,9 +15,8 @@ import pytest
 from faster_whisper.tokenizer import Tokenizer
 from faster_whisper.transcribe import TranscriptionOptions, WhisperModel
 
-from services.audio.engine.runtime import TOKEN_SECONDS, Decoded
+from services.audio.engine.runtime import TOKEN_SECONDS, Decoded, padded_parts
 from services.audio.engine.runtimes.faster_whisper import ALIGNED_TOKENS, FasterWhisper, _joined
-from services.audio.engine.runtimes.groups import padded_parts
 from services.worker.messages import EngineError
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, spoken, step, understood
 from tests.whisper_weights import tiny_en_ct2

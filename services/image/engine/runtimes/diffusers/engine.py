@@ -1,4 +1,7 @@
-"""The `diffusers` runtime: runs pipelines from a folder with model_index.json or from a single-file checkpoint."""
+"""The `diffusers` runtime: runs pipelines from a folder with model_index.json or from a single-file checkpoint.
+
+LoRAs are fused into the weights when the pipeline is loaded, so that they cost nothing at inference.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,17 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.utils import logging as diffusers_logging
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
-from services.image.engine.messages import Draft, EngineOptions, Mode, Parameters
+from services.image.engine.messages import Draft, EngineOptions, Lora, Mode, Parameters
 from services.image.engine.runtime import AfterStep, PromptLength
 from services.image.engine.runtimes.diffusers.batch import PipelineBatch
 from services.image.engine.runtimes.diffusers.index import PipelineIndex, read_index
-from services.image.engine.runtimes.diffusers.loras import add_loras
 from services.image.engine.runtimes.diffusers.placement import Offload, Placement, device_of, dtype_of
-from services.image.engine.runtimes.diffusers.schedulers import Schedulers
-from services.image.engine.runtimes.diffusers.traits import Prompts, Traits
-from services.worker.messages import EngineError, is_out_of_memory
+from services.image.engine.runtimes.diffusers.traits import Prompts, Schedulers, Traits
+from services.worker.messages import EngineError, error_line, is_out_of_memory
 
 # Optional components, each with a tensor that marks its presence in a file: Stable Diffusion 3 was published with and
 # without its largest text encoder.
@@ -40,7 +42,6 @@ _MODES: dict[Mode, str] = {
 _WITHOUT = {"safety_checker": None, "requires_safety_checker": False, "add_watermarker": False}
 # Errors that the libraries raise for weights and configurations they cannot use.
 _FAULTS = (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError)
-_MESSAGE_CHARACTERS = 300  # of a library's error text
 _BEAT_SECONDS = 0.5  # between two heartbeats from inside a network
 _BEAT_DEPTH = 2  # most dots in the names of the modules that send them
 
@@ -217,12 +218,8 @@ def _computing() -> Iterator[None]:
         raise
     except (MemoryError, *_FAULTS) as error:
         if is_out_of_memory(error):
-            raise EngineError("OUT_OF_MEMORY", f"not enough memory: {_line(error)}") from error
-        raise EngineError("INTERNAL", f"diffusers: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+            raise EngineError("OUT_OF_MEMORY", f"not enough memory: {error_line(error)}") from error
+        raise EngineError("INTERNAL", f"diffusers: {error_line(error)}") from error
 
 
 def _be_quiet() -> None:
@@ -232,3 +229,56 @@ def _be_quiet() -> None:
     library.disable_progress_bar()
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
+
+
+def add_loras(pipeline: Any, loras: Sequence[Lora]) -> None:
+    """Fuses all LoRAs, each with its scale.
+
+    Raises:
+        EngineError: UNSUPPORTED if the pipeline takes no LoRAs; MODEL_INVALID if a file was made for another model.
+        Also the errors of diffusers and peft for weights that do not fit.
+    """
+    if not loras:
+        return
+    if not hasattr(pipeline, "load_lora_weights"):
+        raise EngineError("UNSUPPORTED", f"{type(pipeline).__name__} takes no LoRAs")
+    names = [f"lora{number}" for number in range(len(loras))]
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # about several adapters, which is intended
+        for name, lora in zip(names, loras, strict=True):
+            _load_lora(pipeline, name, Path(lora.path))
+        pipeline.set_adapters(names, adapter_weights=[lora.scale for lora in loras])
+        pipeline.fuse_lora(components=_changed(pipeline), adapter_names=names, safe_fusing=True)
+    pipeline.unload_lora_weights()
+
+
+def _load_lora(pipeline: Any, name: str, path: Path) -> None:
+    folder, file = str(path.parent), path.name
+    options = {"weight_name": file, "local_files_only": True, "use_safetensors": True}
+    found = pipeline.lora_state_dict(folder, **options)
+    weights = found[0] if isinstance(found, tuple) else found
+    wanted = sum(key.endswith((".lora_A.weight", "down.weight")) for key in weights)
+    pipeline.load_lora_weights(folder, adapter_name=name, **options)
+    # diffusers skips matrices that it cannot match, and reports that only in its log.
+    taken = sum(_layers(pipeline, name))
+    if taken < max(1, wanted):
+        kind = type(pipeline).__name__
+        message = f"{path} was made for another model: {taken} of its {wanted} matrices are in this {kind}"
+        raise EngineError("MODEL_INVALID", message)
+
+
+def _layers(pipeline: Any, name: str) -> list[int]:
+    """Counts the matrices that a LoRA changes, per component."""
+    return [
+        sum(isinstance(module, BaseTunerLayer) and name in getattr(module, "lora_A", ()) for module in part.modules())
+        for part in pipeline.components.values()
+        if isinstance(part, torch.nn.Module)
+    ]
+
+
+def _changed(pipeline: Any) -> list[str]:
+    """Returns the components that LoRAs change."""
+    return [
+        component
+        for component, part in pipeline.components.items()
+        if isinstance(part, torch.nn.Module) and any(isinstance(module, BaseTunerLayer) for module in part.modules())
+    ]

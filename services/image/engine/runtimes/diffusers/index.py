@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 from diffusers import pipelines
 
-from services.worker.messages import EngineError
+from services.worker.messages import EngineError, error_line
 
 NAME = "model_index.json"
 _MOST_BYTES = 1024 * 1024
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise EngineError("MODEL_INVALID", f"{path} is larger than {_MOST_BYTES} bytes")
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise EngineError("MODEL_INVALID", f"{path}: {' '.join(str(error).split())[:300]}") from error
+        raise EngineError("MODEL_INVALID", f"{path}: {error_line(error)}") from error
     if not isinstance(document, dict):
         raise EngineError("MODEL_INVALID", f"{path} is not a JSON object")
     return document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.audio.engine.row import columns_for
+from services.audio.engine.running_transcript import columns_for
 from tests.case import case
 
 

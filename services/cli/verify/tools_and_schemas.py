@@ -1,20 +1,75 @@
-"""Checks that tools, calls and results reach the prompt, and that calls are parsed from the answer."""
+"""Checks of tools and of JSON Schemas: prompts show tools, calls and results; answers and calls follow their schema."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from allm.text.v1 import chat_pb2
 
 from services.cli.models.connection import Refused
 from services.cli.verify.check import Check, Failed, Skipped
-from services.cli.verify.schema import fault
 from services.cli.verify.subject import ASSISTANT, TOOL, Request, Subject, message
 
 TOKENS = 256
+ANIMAL: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "animal": {"type": "string", "enum": ["cat", "dog", "bee"]},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 8},
+        "eats": {
+            "type": "array",
+            "items": {"type": "string", "enum": ["fish", "meat", "grass"]},
+            "minItems": 1,
+            "maxItems": 3,
+        },
+    },
+    "required": ["animal", "legs", "eats"],
+    "additionalProperties": False,
+}
+
+
+def fault(text: str, schema: Mapping[str, Any]) -> str:
+    """Describes the first error of a JSON text; empty if it is valid."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"{text[:80]!r} is not JSON: {error}"
+    return _fault(value, schema, "the value")
+
+
+def _fault(value: Any, schema: Mapping[str, Any], where: str) -> str:
+    if "enum" in schema:
+        return "" if value in schema["enum"] else f"{where} is {value!r}, none of {schema['enum']}"
+    if schema["type"] == "integer":
+        fits = type(value) is int and schema["minimum"] <= value <= schema["maximum"]
+        return "" if fits else f"{where} is {value!r}, not an integer from {schema['minimum']} to {schema['maximum']}"
+    if schema["type"] == "array":
+        if not isinstance(value, list) or not schema["minItems"] <= len(value) <= schema["maxItems"]:
+            return f"{where} is not a list of {schema['minItems']} to {schema['maxItems']}"
+        return next(filter(None, (_fault(each, schema["items"], f"an item of {where}") for each in value)), "")
+    if not isinstance(value, dict) or value.keys() != schema["properties"].keys():
+        return f"{where} is not an object with {', '.join(schema['properties'])} and nothing else"
+    return next(filter(None, (_fault(value[name], part, name) for name, part in schema["properties"].items())), "")
+
+
+def _follow_schema(subject: Subject) -> str:
+    answer = subject.ask(Request(messages=[message("Describe a cat as JSON.")], max_tokens=TOKENS, schema=ANIMAL))
+    if subject.random and answer.finish == chat_pb2.FINISH_REASON_LENGTH and not answer.text:
+        return f"random weights reasoned for {TOKENS} tokens before an answer"
+    if answer.finish != chat_pb2.FINISH_REASON_STOP:
+        raise Failed(f"the answer did not end within {TOKENS} tokens", "the grammar cannot end in this vocabulary")
+    if wrong := fault(answer.text, ANIMAL):
+        raise Failed(wrong, "the bytes of the tokens differ from the tokenizer's")
+    return answer.text
+
+
+SCHEMA_CHECK = Check(name="json-schema", compared="an answer and the JSON Schema of its request", run=_follow_schema)
+
+
 NAME = "get_weather"
-SCHEMA: dict[str, Any] = {
+WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "enum": ["Paris", "Oslo", "Rome"]},
@@ -27,7 +82,7 @@ QUESTION = message("How is the weather in Paris in the next 3 days?")
 LONG = "in degrees, with wind, rain and sun, for every hour of the day and the night"
 
 
-def _run(subject: Subject) -> str:
+def _show_and_call(subject: Subject) -> str:
     try:
         with_tool = subject.count(_request(_tool("The weather")))
     except Refused as refused:
@@ -45,16 +100,16 @@ def _run(subject: Subject) -> str:
     return _call(subject)
 
 
-CHECK = Check(
+TOOL_CHECK = Check(
     name="tool-call",
     compared="a required call and the tool's JSON Schema; and the lengths of prompts: a tool, a call and its result "
     "must each add tokens",
-    run=_run,
+    run=_show_and_call,
 )
 
 
 def _tool(description: str) -> chat_pb2.Tool:
-    return chat_pb2.Tool(name=NAME, description=description, parameters_json=json.dumps(SCHEMA), strict=True)
+    return chat_pb2.Tool(name=NAME, description=description, parameters_json=json.dumps(WEATHER), strict=True)
 
 
 def _request(tool: chat_pb2.Tool) -> Request:
@@ -93,6 +148,6 @@ def _call(subject: Subject) -> str:
             "the model's markup of calls differs from its chat template's",
         )
     name, arguments = answer.calls[0]
-    if wrong := f"it calls {name!r}" if name != NAME else fault(arguments, SCHEMA):
+    if wrong := f"it calls {name!r}" if name != NAME else fault(arguments, WEATHER):
         raise Failed(wrong, "the grammar of calls does not fit the model's vocabulary")
     return f"{name}({arguments})"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from services.audio.engine.lanes import OVERTAKING, Lanes, Work
-from services.audio.engine.messages import Cancel, Decoding, Finished, Refused
+from services.audio.engine.messages import Decoding, Finished
 from services.audio.engine.runtime import Decoded, Floats, Step
-from services.worker.messages import EngineError
+from services.audio.engine.steps import OVERTAKING, Lanes, Work
+from services.worker.messages import Cancel, EngineError, Refused
 from tests.audio.engine.scripted_whisper import LoopSession, Scripted, chunk
 
 SECONDS = 20.0  # upper limit of a wait

@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from services.cli.verify.rendering import RENDERINGS, of_architecture
+from services.cli.verify.chat_template import RENDERINGS, of_architecture
 from services.models.registry import RUNTIMES
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.audio.api.subtitles import SrtWriter, SubtitleWriter, VttWriter, clock, cue_text
+from services.audio.api.openai import clock, cue_text, srt, vtt
 from services.audio.engine.messages import Segment
 from tests.audio.api.scripted_transcriptions import segment
 
@@ -42,10 +42,6 @@ def made_up(count: int) -> list[Segment]:
     return segments
 
 
-def written(writer: SubtitleWriter, segments: list[Segment]) -> str:
-    return writer.head + "".join(map(writer.cue, segments))
-
-
 def by_the_reference(writer: Any, segments: list[Segment]) -> str:
     file = io.StringIO()
     found = [{"start": each.start, "end": each.end, "text": each.text} for each in segments]
@@ -56,22 +52,20 @@ def by_the_reference(writer: Any, segments: list[Segment]) -> str:
 def test_srt_is_as_whispers(reference: ModuleType) -> None:
     segments = made_up(500)
     assert segments[-1].end > 3600
-    assert written(SrtWriter(), segments) == by_the_reference(reference.WriteSRT("."), segments)
+    assert srt(segments) == by_the_reference(reference.WriteSRT("."), segments)
 
 
 def test_vtt_is_as_whispers_with_hours(reference: ModuleType) -> None:
     segments = made_up(500)
     writer = reference.WriteVTT(".")
     writer.always_include_hours = True
-    assert written(VttWriter(), segments) == by_the_reference(writer, segments)
+    assert vtt(segments) == by_the_reference(writer, segments)
 
 
 def test_segments_without_text_have_no_cue_and_no_number() -> None:
     segments = [segment(0, 0, 1, " one"), segment(1, 1, 2, "  "), segment(2, 2, 3, " two")]
-    assert written(SrtWriter(), segments) == (
-        "1\n00:00:00,000 --> 00:00:01,000\none\n\n2\n00:00:02,000 --> 00:00:03,000\ntwo\n\n"
-    )
-    assert written(VttWriter(), []) == "WEBVTT\n\n"
+    assert srt(segments) == ("1\n00:00:00,000 --> 00:00:01,000\none\n\n2\n00:00:02,000 --> 00:00:03,000\ntwo\n\n")
+    assert vtt([]) == "WEBVTT\n\n"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +83,8 @@ def test_text_that_would_break_a_cue(text: str, shown: str) -> None:
 
 
 def test_vtt_escapes_what_would_be_a_tag() -> None:
-    cue = VttWriter().cue(segment(0, 0, 1, " AT&T <i>said</i> 1 > 0"))
-    assert cue == "00:00:00.000 --> 00:00:01.000\nAT&amp;T &lt;i>said&lt;/i> 1 > 0\n\n"
+    shown = vtt([segment(0, 0, 1, " AT&T <i>said</i> 1 > 0")])
+    assert shown == "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\nAT&amp;T &lt;i>said&lt;/i> 1 > 0\n\n"
 
 
 @pytest.mark.parametrize(
