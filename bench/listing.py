@@ -27,7 +27,7 @@ from services.catalog.registration.registrations import Registrations
 from services.models.descriptor import ModelFacts
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 
 MODELS = 1000
 TURNS = 20

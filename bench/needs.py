@@ -41,7 +41,7 @@ from services.image.manager import ImageManager
 from services.models.descriptor import Format, describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.residency.memory.memory_estimate import MemoryEstimate
 from services.settings.modality_settings import MIB
 from services.settings.settings import Settings, load_settings

@@ -11,7 +11,8 @@ import grpc
 from allm.models.v1 import residency_service_pb2_grpc
 
 from services.models.descriptor import Modality
-from services.models.registry import CPU, DEVICES, EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import CPU, DEVICES, Runtime
 from services.provision.provision import EVERYTHING, Provision
 from services.provision.reporter import FigureReader
 from services.residency.manager import ModelManager

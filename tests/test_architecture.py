@@ -19,7 +19,7 @@ import pytest
 
 from services.audio.engine.__main__ import RUNTIMES as AUDIO_RUNTIMES
 from services.image.engine.__main__ import RUNTIMES as IMAGE_RUNTIMES
-from services.models.registry import RUNTIMES as PROMISED
+from services.models.runtimes import RUNTIMES as PROMISED
 from services.text.engine.__main__ import RUNTIMES
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from services.modality import on_device, open_registry
-from services.models.registry import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, Runtime
 from services.worker.devices import FoundDevice, RuntimeDevices
 
 LLAMA_CPP, TORCH = RUNTIMES[:2]

@@ -24,7 +24,8 @@ from services.modality import open_registry
 from services.models.descriptor import EngineSettings, Format, ModelDescriptor, describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
-from services.models.registry import CPU, EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import CPU, Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed
 from services.residency.memory.device_memory import VulkanMemory

@@ -14,7 +14,7 @@ from services.audio.memory_estimate import AudioMemoryEstimate
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.transcription import Transcriptions
 from services.modality import ModalityService, open_registry
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.rpc.server import Application, run
 from services.settings.settings import Settings
 from services.worker.devices import cublas_environ, probe

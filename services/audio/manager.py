@@ -32,7 +32,7 @@ from services.audio.engine.messages import (
 )
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require

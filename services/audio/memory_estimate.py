@@ -22,7 +22,7 @@ from services.audio.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.whisper import read_shapes
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.residency.memory.memory_estimate import MemoryEstimate, gpu_of
 from services.settings.modality_settings import MIB, AudioSettings
 

@@ -27,7 +27,7 @@ from services.catalog.watches import Watchers
 from services.errors import InvalidRequest
 from services.models.artifacts import SupportedModels
 from services.models.descriptor import Modality
-from services.models.registry import Measurement, Verdict
+from services.models.runtime_choice import Measurement, Verdict
 from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)

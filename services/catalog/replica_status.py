@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from services.catalog import metrics
 from services.errors import Overloaded
 from services.models.descriptor import MODALITIES, Modality
-from services.models.registry import EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import Runtime
 from services.models.status import Status
 from services.telemetry.figures import Figures
 

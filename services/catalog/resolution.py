@@ -8,7 +8,8 @@ from services.catalog.replica_status import Replica
 from services.errors import Unsupported
 from services.models.artifacts import runtime_of
 from services.models.desired import Artifact, DesiredModel
-from services.models.registry import Runtime, Verdict
+from services.models.runtime_choice import Verdict
+from services.models.runtimes import Runtime
 from services.models.status import State
 
 

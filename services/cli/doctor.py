@@ -16,7 +16,8 @@ from typing import Any
 from services.byte_count import bytes_word
 from services.cli.models.page import Page
 from services.modality import open_registry
-from services.models.registry import CPU, CPU_LIMIT_BYTES, EngineRegistry, Runtime
+from services.models.runtime_choice import CPU_LIMIT_BYTES, EngineRegistry
+from services.models.runtimes import CPU, Runtime
 from services.residency.memory.device_memory import read_devices
 from services.residency.memory.host_memory import read_host_memory
 from services.settings.settings import Settings

@@ -14,7 +14,7 @@ from services.image.manager import ImageManager, ImageModels
 from services.image.memory_estimate import ImageMemoryEstimate
 from services.image.pictures.pictures import Pictures
 from services.modality import ModalityService, open_registry
-from services.models.registry import CPU, RUNTIMES
+from services.models.runtimes import CPU, RUNTIMES
 from services.rpc.server import Application, run
 from services.settings.settings import Settings
 from services.worker.devices import probe

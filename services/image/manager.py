@@ -29,7 +29,7 @@ from services.image.engine.messages import (
     Stepped,
 )
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require

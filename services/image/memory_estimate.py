@@ -23,7 +23,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.safetensors_header import read_tensors
 from services.models.hub.source import LocalTree
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.residency.memory.device_memory import DeviceMemory, read_devices
 from services.residency.memory.memory_estimate import HOST, NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
 from services.settings.modality_settings import MIB

@@ -18,7 +18,8 @@ from services.errors import InvalidRequest, ModelInvalid, Unsupported
 from services.models.descriptor import EngineSettings, Format
 from services.models.desired import Artifact
 from services.models.hub.source import HUB_SHAPE, HubSource, parse_source
-from services.models.registry import EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import Runtime
 from services.settings.setting import SettingError
 
 SHIPPED = Path(__file__).with_name("supported_models.json")

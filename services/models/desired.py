@@ -7,7 +7,7 @@ from typing import Literal
 
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
 from services.models.manifest import Manifest
-from services.models.registry import Measurement
+from services.models.runtime_choice import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

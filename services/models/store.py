@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from services.errors import AllmError, Internal, ModelNotFound, ModelNotReady
 from services.models.descriptor import ModelDescriptor
 from services.models.desired import DesiredModel
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

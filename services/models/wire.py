@@ -13,7 +13,7 @@ from services.errors import Internal
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality, ModelFacts
 from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part, PartKind
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import Measurement
+from services.models.runtime_choice import Measurement
 from services.models.status import CanonicalStatus, MemoryStatus, NextStatus, State, Status
 
 K = TypeVar("K")

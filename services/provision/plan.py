@@ -18,7 +18,8 @@ from services.models.descriptor import (
 )
 from services.models.desired import Artifact, DesiredModel, Part
 from services.models.manifest import Manifest
-from services.models.registry import EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import Runtime
 from services.settings.settings import ModelSettings
 
 

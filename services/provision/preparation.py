@@ -18,7 +18,7 @@ from typing import Any
 from services.errors import AllmError, ModelInvalid, ModelNotReady, Unsupported
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.models.status import NextStatus, State, Status
 from services.models.store import ModelStore, Serving, StoredModel
 from services.provision.canonical import Canonical, canonical_files

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from services.models.descriptor import Modality
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.models.store import ModelStore
 from services.provision.follower import Follower, ModelSet
 from services.provision.model_cache import ModelCache

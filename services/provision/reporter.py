@@ -20,7 +20,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.models import figures_wire, wire
 from services.models.descriptor import FORMATS, Modality
-from services.models.registry import EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import Runtime
 from services.models.status import Status
 from services.provision.follower import ModelSet
 from services.residency.memory.readings import Snapshot

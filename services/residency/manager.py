@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from services.errors import AllmError, Internal, ModelNotReady
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.models.status import MemoryStatus
 from services.residency.backoff import Backoff
 from services.residency.memory.reservation import NeverFits, ResidentKey, resident_key

@@ -21,7 +21,8 @@ from allm.text.v1 import (
 )
 
 from services.modality import ModalityService, open_registry
-from services.models.registry import CPU, EngineRegistry
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import CPU
 from services.residency.memory.device_memory import VulkanMemory
 from services.rpc.server import Application, run
 from services.settings.modality_settings import TextSettings

@@ -41,7 +41,7 @@ _ABOVE_ZERO = ("top_p", "repeat_penalty")
 def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None:
     """Raises InvalidRequest for the first value that is out of bounds.
 
-    `called`: the caller's names of sampling parameters, where they differ from the names here.
+    `called`: the caller's names of parameters, where they differ from the names here.
     """
     if not request.model:
         raise InvalidRequest("Missing required parameter: 'model'.", param="model")
@@ -51,7 +51,8 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
     check_sampling(request.sampling, called)
     _check_tools(request.tools)
     if not 1 <= request.choices <= MAX_CHOICES:
-        raise InvalidRequest(f"'n' must be 1 to {MAX_CHOICES}, not {request.choices}.", param="n")
+        param = (called or {}).get("n", "n")
+        raise InvalidRequest(f"'{param}' must be 1 to {MAX_CHOICES}, not {request.choices}.", param=param)
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
         message = f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {request.logprobs}."
         raise InvalidRequest(message, param="top_logprobs")

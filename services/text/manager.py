@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require

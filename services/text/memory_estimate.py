@@ -32,7 +32,7 @@ from typing import Any
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
 from services.settings.modality_settings import MIB, TextSettings
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from services.models.registry import CPU, RUNTIMES, EngineRegistry, Runtime
-from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import CPU, RUNTIMES, VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING, Runtime
 from services.worker.devices import KINDS, RuntimeDevices, probe
 
 log = logging.getLogger(__name__)

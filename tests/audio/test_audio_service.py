@@ -18,7 +18,7 @@ from allm.audio.v1 import transcription_pb2, transcription_service_pb2, transcri
 from allm.models.v1 import model_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, alive, stored, word_errors
 from tests.provision.catalog_script import ScriptedCatalog
 from tests.speech import librivox

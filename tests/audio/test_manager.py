@@ -34,8 +34,8 @@ from services.audio.engine.messages import (
 from services.audio.engine.runtime import Runtime
 from services.audio.manager import SOUND_AHEAD, SOUND_OWED, UNREAD, WORKER_MODULE, LoadedWhisper
 from services.errors import Internal, InvalidRequest, ModelInvalid, Overloaded, Timeout
-from services.models.registry import RUNTIMES as PROMISED
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import RUNTIMES as PROMISED
 from services.settings.settings import load_settings
 from services.worker.messages import Cancel, Refused
 from tests.audio.transcribing import stored, transcribing

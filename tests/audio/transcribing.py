@@ -21,7 +21,7 @@ from services.models.descriptor import describe
 from services.models.desired import DesiredModel
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.models.store import ModelStore, Serving, StoredModel
 from services.settings.settings import load_settings
 

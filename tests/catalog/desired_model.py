@@ -7,7 +7,7 @@ from typing import Any
 from services.models.descriptor import ModelFacts
 from services.models.desired import Artifact, DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import Measurement
+from services.models.runtime_choice import Measurement
 
 MEASURED = Measurement(
     runtime="llama_cpp", device="cpu", tokens_per_second=12.5, first_token_seconds=0.25, peak_memory=1000

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from services.catalog import replica_status as module
 from services.catalog.replica_status import ReplicaStatus, Report
 from services.errors import Overloaded
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.models.status import Status
 from tests.catalog.catalog_service import Clock
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from services.catalog.replica_status import Replica
 from services.catalog.resolution import expected_state, explain
 from services.models.desired import DesiredModel
-from services.models.registry import RUNTIMES, EngineRegistry, Runtime
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import RUNTIMES, Runtime
 from services.provision.plan import make_plans
 from services.settings.settings import load_settings
 from tests.catalog.desired_model import ARTIFACT, MEASURED, desired, facts

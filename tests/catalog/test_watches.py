@@ -17,7 +17,7 @@ from services.catalog.replica_status import Report
 from services.catalog.watches import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
 from services.errors import Overloaded
 from services.models.artifacts import SupportedModels
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.models.status import Status
 from services.settings.settings import load_settings
 from tests.catalog.catalog_service import PATIENCE, Clock

@@ -23,7 +23,7 @@ from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_gr
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.rest.openai.body import json_body
 from tests.image.engine.tiny_pipelines import SIDE, saved
 from tests.image.image_core import PATIENCE_SECONDS, stored

@@ -13,8 +13,8 @@ from services.errors import Unsupported
 from services.image.engine.__main__ import RUNTIMES
 from services.image.engine.runtime import Runtime
 from services.image.manager import WORKER_MODULE
-from services.models.registry import RUNTIMES as PROMISED
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import RUNTIMES as PROMISED
 from tests.image.engine.tiny_pipelines import saved
 from tests.image.image_core import stored
 from tests.late import late

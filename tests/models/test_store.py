@@ -11,7 +11,7 @@ from services.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsuppor
 from services.models.descriptor import ModelFacts, describe
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.models.store import ModelStore, Serving, StoredModel
 
 MANIFEST = Manifest(files=(ManifestFile(path="m.gguf", size=5),), primary="m.gguf", folder="/models")

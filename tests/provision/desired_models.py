@@ -9,7 +9,7 @@ from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor, ModelFacts
 from services.models.desired import Artifact, DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.residency.manager import ModelManager
 
 

@@ -11,7 +11,7 @@ from services.models.desired import DesiredModel
 from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
 from services.models.manifest import Manifest
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.models.status import Status
 from services.models.store import ModelStore
 from services.provision.follower import ModelSet

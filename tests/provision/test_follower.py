@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from services.errors import Internal, ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
-from services.models.registry import EngineRegistry
+from services.models.runtime_choice import EngineRegistry
 from services.models.status import Status
 from services.models.store import ModelStore
 from services.provision import preparation

@@ -11,7 +11,8 @@ from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, LoraFile
 from services.models.desired import Artifact, Part
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import RUNTIMES, EngineRegistry
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import RUNTIMES
 from services.provision.plan import make_plans
 from services.settings.settings import ModelSettings, load_settings
 from tests.provision.desired_models import facts, registration

@@ -12,7 +12,8 @@ import pytest_asyncio
 from allm.models.v1 import model_pb2, model_service_pb2
 
 from services.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
-from services.models.registry import RUNTIMES, EngineRegistry
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import RUNTIMES
 from services.provision import follower as follower_module
 from services.provision import provision as provision_module
 from services.provision.provision import Provision

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.models.vllm_models import VLLM_MISSING
+from services.models.runtimes import VLLM_MISSING
 from tests.demo_model import demo_model
 from tests.operator_side import Operator
 from tests.registration.model_folders import safetensors_model

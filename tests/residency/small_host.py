@@ -17,7 +17,7 @@ from allm.models.v1 import residency_service_pb2_grpc
 
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from services.errors import AllmError, Internal, ModelInvalid, ModelNotReady
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, Runtime
 from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
 from services.residency.memory.reservation import ResidentKey, resident_key

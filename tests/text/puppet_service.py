@@ -17,7 +17,7 @@ from google.api.httpbody_pb2 import HttpBody
 from services.models.descriptor import ModelDescriptor, ModelFacts
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, Runtime
 from services.models.store import ModelStore, Serving, StoredModel
 from services.residency.manager import ModelManager
 from services.settings.settings import load_settings

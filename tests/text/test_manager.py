@@ -13,7 +13,7 @@ from services.errors import Internal
 from services.models.descriptor import EngineSettings, ModelDescriptor, describe
 from services.models.formats.inspect import inspect as inspect_files
 from services.models.hub.source import LocalTree
-from services.models.registry import RUNTIMES as PROMISED
+from services.models.runtimes import RUNTIMES as PROMISED
 from services.settings.settings import load_settings
 from services.text.engine.__main__ import RUNTIMES
 from services.text.engine.embedding_loop import Encoder

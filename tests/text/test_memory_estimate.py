@@ -10,7 +10,7 @@ import pytest
 
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.gguf_header import GgufHeader, read_header
-from services.models.registry import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, Runtime
 from services.settings.settings import load_settings
 from services.text.manager import TextManager
 from services.text.memory_estimate import ConfigShape, GgufShape, TextMemoryEstimate

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from services.models.registry import RUNTIMES, EngineRegistry, Runtime
-from services.models.vllm_models import (
+from services.models.runtime_choice import EngineRegistry
+from services.models.runtimes import (
+    RUNTIMES,
     VLLM_CPU_DECODERS,
     VLLM_CPU_QUANTIZATIONS,
     VLLM_DECODERS,
     VLLM_MISSING,
     VLLM_QUANTIZATIONS,
+    Runtime,
 )
 from services.text import runtime_availability as builds
 from services.text.runtime_availability import (

@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from services.cli.verify.chat_template import RENDERINGS, of_architecture
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 
 
 def forms(architecture: str, name: str) -> list[str]:

@@ -21,7 +21,7 @@ from services.models.descriptor import Modality
 from services.models.desired import Part
 from services.models.figures_wire import read_figures
 from services.models.manifest import Manifest
-from services.models.registry import DEVICES, Runtime
+from services.models.runtimes import DEVICES, Runtime
 from services.models.status import Status
 
 MAX_REPLICA = 128  # characters of a replica's name

@@ -20,7 +20,7 @@ from services.errors import InvalidRequest, ModelExists, ModelInvalid, ModelNotF
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part
 from services.models.manifest import Manifest
-from services.models.registry import Measurement
+from services.models.runtime_choice import Measurement
 
 MAX_MODELS = 10_000  # the most that a replica's report may hold
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from services.errors import InvalidRequest
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.settings.modality_settings import DTYPES
 
 MAX_NAME = 128  # characters

@@ -22,7 +22,7 @@ from services.cli.top import samples
 from services.cli.verify.check import Outcome, file_name, record, write
 from services.cli.verify.suite import chosen, verify
 from services.models.descriptor import Format
-from services.models.registry import CPU, RUNTIMES
+from services.models.runtimes import CPU, RUNTIMES
 from services.provision.fetch import MARGIN
 
 NO_ROOM = re.compile(r" needs .+; ")  # services/residency/memory/admission.py, of a model that does not fit

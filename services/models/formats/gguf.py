@@ -9,7 +9,7 @@ from services.models.formats.config import architecture_of
 from services.models.formats.finding import Finding, in_parallel, listed, missing, place
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header_from
 from services.models.hub.source import FileTree, reading
-from services.models.registry import LLAMA_CPP_ENCODERS
+from services.models.runtimes import LLAMA_CPP_ENCODERS
 
 Split = tuple[str, ...]  # all paths of one model, in order; a runtime opens the first
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)

@@ -18,7 +18,7 @@ from typing import Any
 from services.byte_count import bytes_word
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.device_memory import why_unreadable
 from services.residency.memory.ledger import Ledger, LedgerSync

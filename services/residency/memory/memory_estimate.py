@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.byte_count import bytes_word
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 from services.settings.modality_settings import MIB
 from services.settings.settings import ResidencySettings
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from services.errors import ModelNotReady, OutOfMemory
 from services.models.descriptor import ModelDescriptor
-from services.models.registry import Runtime
+from services.models.runtimes import Runtime
 
 
 class ResidentKey(NamedTuple):

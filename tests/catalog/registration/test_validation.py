@@ -11,8 +11,7 @@ from allm.models.v1 import model_pb2, model_service_pb2
 
 from services.catalog.registration.validation import MAX_ALIASES, check_aliases, check_id
 from services.errors import InvalidRequest
-from services.models.registry import RUNTIMES
-from services.models.vllm_models import VLLM_MISSING
+from services.models.runtimes import RUNTIMES, VLLM_MISSING
 from tests.case import case
 from tests.catalog.catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, torch
 from tests.catalog.model_files import safetensors

@@ -19,7 +19,7 @@ import pytest
 from services.models.descriptor import describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.settings.modality_settings import MIB
 from services.settings.settings import load_settings
 from services.text.engine.messages import EngineOptions

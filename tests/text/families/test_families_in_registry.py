@@ -8,7 +8,8 @@ import pytest
 
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
-from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry
+from services.models.runtime_choice import CPU_LIMIT_BYTES, GIB, EngineRegistry
+from services.models.runtimes import RUNTIMES
 from services.models.wire import desired_message, model_message, read_desired
 from tests.catalog.desired_model import ARTIFACT, desired
 from tests.late import late

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.models.registry import RUNTIMES
+from services.models.runtimes import RUNTIMES
 from services.text.engine.embedding_loop import Vectors
 from services.text.engine.runtimes.torch.recipe import POOLINGS
 from services.worker.messages import EngineError

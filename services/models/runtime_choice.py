@@ -1,160 +1,16 @@
-"""The runtime registry: a static table of the models that each runtime can run, and the ranking that chooses one.
-
-Runtimes are not discovered: each is one entry here and one module in its service's `engine/runtimes`.
-"""
+"""The choice of a model's runtime: the EngineRegistry finds those that can run the model here, and ranks them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.errors import Unsupported
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
-from services.models.vllm_models import VLLM_DECODERS, VLLM_MISSING, VLLM_QUANTIZATIONS
+from services.models.runtimes import RUNTIMES, Runtime
 
 GIB = 1024**3
 CPU_LIMIT_BYTES = 4 * GIB  # most weights that `ALLM_DEVICE=auto` accepts without a GPU
-CPU = "cpu"
-DEVICES = ("cuda", "vulkan", "mps", CPU)  # best first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """A runtime and the models that it supports."""
-
-    name: str
-    modality: str
-    formats: frozenset[str]
-    architectures: Mapping[str, frozenset[str]]  # capability -> supported architectures
-    devices: frozenset[str]
-    quantizations: frozenset[str] = frozenset()  # supported `architecture:quantization` of quantised safetensors
-    pipelines: bool = False  # can divide a model's layers into stages, also on several machines
-    missing: str = ""  # if it is not installed here: the reason and the remedy; empty: it is installed
-    device: str = ""  # one of DEVICES, on which it computes here; empty: not determined
-    lacking: str = ""  # why it cannot use the requested device or, with `auto`, any GPU
-    shares_host: bool = False  # whether the memory of its GPU is the host's
-    packs: bool = False  # whether its GPU computes the experts of gpt-oss packed in MXFP4
-
-    @property
-    def gpu(self) -> bool:
-        """True if it computes on a GPU here."""
-        return self.device not in ("", CPU)
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """Its capabilities, over all architectures."""
-        return frozenset(self.architectures)
-
-    def offers(self, model: ModelFacts) -> bool:
-        """True if it has all capabilities of the model. Some models have none that are known."""
-        return bool(model.capabilities) and model.capabilities <= self.capabilities
-
-    def knows(self, model: ModelFacts) -> bool:
-        """True if it supports the model's architecture for all of the model's capabilities."""
-        return all(model.architecture in self.architectures.get(one, ()) for one in model.capabilities)
-
-    def reads(self, model: ModelFacts) -> bool:
-        """True if it can compute with the model's quantised weights."""
-        return not model.quantization or f"{model.architecture}:{model.quantization}" in self.quantizations
-
-
-# The decoder architectures of the pinned llama.cpp (src/llama-arch.cpp); a test compares the list with the library.
-# Left out: encoders, vision and audio parts, draft and diffusion models, which cannot chat.
-_LLAMA_CPP_DECODERS = frozenset(
-    """
-    llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bloom stablelm qwen qwen2 qwen2moe
-    qwen3 qwen3moe qwen3next qwen35 qwen35moe phi2 phi3 phimoe plamo plamo2 plamo3 codeshell orion internlm2 minicpm
-    minicpm3 gemma gemma2 gemma3 gemma3n gemma4 starcoder2 mamba mamba2 jamba falcon-h1 xverse command-r cohere2
-    cohere2moe dbrx olmo olmo2 olmoe openelm arctic deepseek deepseek2 deepseek32 chatglm glm4 glm4moe bitnet jais jais2
-    nemotron nemotron_h nemotron_h_moe exaone exaone4 exaone-moe rwkv6 rwkv6qwen2 rwkv7 arwkv7 granite granitemoe
-    granitehybrid plm bailingmoe bailingmoe2 dots1 arcee afmoe ernie4_5 ernie4_5-moe hunyuan-moe hunyuan-dense smollm3
-    gpt-oss lfm2 lfm2moe smallthinker seed_oss grovemoe apertus minimax-m2 mistral3 mistral4 kimi-linear
-    """.split()  # noqa: SIM905 (a hundred quoted words are harder to read)
-)
-
-# Encoder architectures, which only embed. A decoder embeds if its header names a pooling type; many families never do.
-LLAMA_CPP_ENCODERS = frozenset(
-    """
-    bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding
-    """.split()  # noqa: SIM905
-)
-
-# model_type of config.json, as transformers itself defines it (a model's own code is never run).
-_TORCH_DECODERS = frozenset("llama qwen2 qwen3 qwen3_moe glm glm4 glm4_moe gpt_oss nemotron_h".split())  # noqa: SIM905
-_TORCH_ENCODERS = frozenset(
-    """
-    albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert modernbert mpnet nomic_bert rembert
-    roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl
-    """.split()  # noqa: SIM905
-)
-_TORCH_EMBEDDING_DECODERS = frozenset("gemma gemma2 gemma3_text llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
-
-# `whisper`: OpenAI's checkpoints and transformers' safetensors; `whisper_ctranslate2`: folders that CTranslate2 wrote.
-_WHISPER = frozenset({"whisper"})
-_WHISPER_ANY = frozenset({"whisper", "whisper_ctranslate2"})
-
-# Classes of diffusers' latent pipelines that take one prompt or one image, as model_index.json names them.
-# Left out: ControlNet and similar, cascades of pipelines, pixel space, and video.
-_DIFFUSERS = frozenset(
-    """
-    StableDiffusionPipeline StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline StableDiffusionXLPipeline
-    StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline StableDiffusion3Pipeline FluxPipeline
-    LatentConsistencyModelPipeline PixArtAlphaPipeline PixArtSigmaPipeline SanaPipeline HunyuanDiTPipeline
-    AuraFlowPipeline LuminaPipeline Lumina2Pipeline ChromaPipeline CogView3PlusPipeline CogView4Pipeline
-    QwenImagePipeline ZImagePipeline OvisImagePipeline
-    """.split()  # noqa: SIM905
-)
-
-RUNTIMES = (
-    Runtime(
-        name="llama_cpp",
-        modality="text",
-        formats=frozenset({"gguf"}),
-        architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS},
-        devices=frozenset({"cpu", "cuda", "vulkan", "mps"}),
-    ),
-    Runtime(
-        name="torch",
-        modality="text",
-        formats=frozenset({"safetensors"}),
-        architectures={"chat": _TORCH_DECODERS, "embeddings": _TORCH_ENCODERS | _TORCH_EMBEDDING_DECODERS},
-        devices=frozenset({"cpu", "cuda", "mps"}),
-        quantizations=frozenset({"gpt_oss:mxfp4"}),
-    ),
-    # The last text runtime: without measurements it is chosen only for models that the others do not support. It counts
-    # as missing until its service has detected it (services/text/runtime_availability.py).
-    Runtime(
-        name="vllm",
-        modality="text",
-        formats=frozenset({"safetensors"}),
-        architectures={"chat": VLLM_DECODERS},
-        devices=frozenset({"cpu", "cuda"}),
-        quantizations=VLLM_QUANTIZATIONS,
-        pipelines=True,
-        missing=VLLM_MISSING,
-    ),
-    Runtime(
-        name="whisper",
-        modality="audio",
-        formats=frozenset({"whisper"}),
-        architectures={"transcription": _WHISPER, "translation": _WHISPER},
-        devices=frozenset({"cpu", "cuda", "mps"}),
-    ),
-    Runtime(
-        name="faster_whisper",
-        modality="audio",
-        formats=frozenset({"whisper"}),
-        architectures={"transcription": _WHISPER_ANY, "translation": _WHISPER_ANY},
-        devices=frozenset({"cpu", "cuda"}),  # CTranslate2 has no Metal: on a Mac it uses the processor
-    ),
-    Runtime(
-        name="diffusers",
-        modality="image",
-        formats=frozenset({"diffusers"}),
-        architectures={"image": _DIFFUSERS},
-        devices=frozenset({"cpu", "cuda", "mps"}),
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from services.models.registry import RUNTIMES
-from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_DECODERS, VLLM_QUANTIZATIONS
+from services.models.runtimes import (
+    RUNTIMES,
+    VLLM_CPU_DECODERS,
+    VLLM_CPU_QUANTIZATIONS,
+    VLLM_DECODERS,
+    VLLM_QUANTIZATIONS,
+)
 
 PYTHON = Path(__file__).parents[2] / ".venv" / "vllm" / "bin" / "python"
 SECONDS = 300.0  # importing vLLM and torch on a busy machine

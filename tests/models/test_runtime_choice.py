@@ -10,7 +10,8 @@ import pytest
 
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
-from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Measurement, Runtime
+from services.models.runtime_choice import CPU_LIMIT_BYTES, GIB, EngineRegistry, Measurement
+from services.models.runtimes import RUNTIMES, Runtime
 from tests.case import case
 
 LLAMA_CPP = RUNTIMES[0]
