@@ -128,7 +128,10 @@ class ProcessPool(Generic[M]):
     async def _give_back(self, process: ConfinedProcess[M]) -> None:
         if not process.reusable or self._closed:
             await process.close()
-            return
+        else:
+            self._keep(process)
+
+    def _keep(self, process: ConfinedProcess[M]) -> None:
         process.idle_since = time.monotonic()
         self._idle.append(process)
         if self._spare is not None:
@@ -140,7 +143,7 @@ class ProcessPool(Generic[M]):
 
     async def _start_idle(self) -> None:
         try:
-            self._idle.append(await self._start())
+            self._keep(await self._start())
         except (AllmError, ConfinedGone):
             log.warning("no process waits: the next order starts one, and its caller gets the error if that fails")
         finally:

@@ -21,12 +21,16 @@ Pool = ProcessPool[FromToy]
 
 
 @asynccontextmanager
-async def running(*, most: int = 1, queue: int = 1, spare: int | None = None) -> AsyncIterator[tuple[Pool, list[int]]]:
-    """Yields a pool and the ids of all processes that it has started."""
+async def running(
+    *, most: int = 1, queue: int = 1, spare: int | None = None, gate: asyncio.Event | None = None
+) -> AsyncIterator[tuple[Pool, list[int]]]:
+    """Yields a pool and the ids of all processes that it has started; all but the first one wait for `gate`."""
     pids: list[int] = []
 
     async def start() -> ConfinedProcess[FromToy]:
         process = await started()
+        if pids and gate:
+            await gate.wait()
         pids.append(process.pid)
         return process
 
@@ -87,6 +91,20 @@ async def test_spare_processes_start_in_advance_and_a_rush_leaves_no_more(monkey
         await asyncio.gather(*(echo(pool) for _ in range(6)))
         async with asyncio.timeout(60):
             while len(pool.processes) != 1:  # noqa: ASYNC110 (the timer belongs to the pool)
+                await asyncio.sleep(0.01)
+
+
+async def test_a_spare_process_that_starts_slowly_is_no_surplus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "IDLE_SECONDS", 0.0)
+    gate = asyncio.Event()
+    async with running(most=2, spare=1, gate=gate) as (pool, pids):
+        await pool.start()
+        await echo(pool)  # meanwhile another process starts
+        assert pool.processes == pids
+        await asyncio.sleep(0)  # what follows the order is over
+        gate.set()
+        async with asyncio.timeout(60):
+            while len(pids) < 2 or len(pool.processes) != 1:  # noqa: ASYNC110 (the timer belongs to the pool)
                 await asyncio.sleep(0.01)
 
 
