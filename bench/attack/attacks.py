@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bench.attack import edge, faults, sound, text
 from bench.attack.edge import MIB
@@ -17,7 +18,7 @@ class Attack:
     """An attack on a stack."""
 
     means: str  # what the attacker has and does
-    run: Callable[[Target], Awaitable[Counter[str]]]  # returns how often the attacker got which answer
+    run: Callable[[Target], Coroutine[Any, Any, Counter[str]]]  # returns how often the attacker got which answer
     fault: bool = False  # a process hangs: requests may fail until it is replaced
     kind: Kind = "plain"  # of the stack
 
@@ -107,4 +108,4 @@ ATTACKS: Mapping[str, Attack] = {
 
 def attack(name: str, target: Target) -> Counter[str]:
     """Runs an attack; returns how often the attacker got which answer."""
-    return asyncio.run(ATTACKS[name].run(target))  # type: ignore[arg-type]
+    return asyncio.run(ATTACKS[name].run(target))

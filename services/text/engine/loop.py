@@ -81,11 +81,13 @@ class BatchLoop(RequestLoop):
         held = next((each for each in self._running if each.held), None)
         if held or not self._running:
             return held
-        counts = Counter(each.client for each in self._running)
-        ((client, count),) = counts.most_common(1)
-        if count < HEAVY * (counts[sequence.client] + 1):
-            return None
-        return max((each for each in self._running if each.client == client), key=lambda each: each.arrival)
+        counts = self._running_counts()
+        newest = self._newest_of_most(counts)
+        return newest if counts[newest.client] >= HEAVY * (counts[sequence.client] + 1) else None
+
+    def _newest_of_most(self, counts: Counter[str]) -> Sequence:
+        """Returns the newest running request of the client that runs most; `counts`: running requests by client."""
+        return max(self._running, key=lambda sequence: (counts[sequence.client], sequence.arrival))
 
     def _fits(self, sequence: Sequence) -> bool:
         """Returns True if the prompt fits into the cells that the running requests leave for it."""
@@ -131,15 +133,14 @@ class BatchLoop(RequestLoop):
         return plan
 
     def _relieve(self) -> Sequence | None:
-        """Frees cells: cached prefixes first, then those of a request, which starts over: of the client with most
-        running requests the newest.
+        """Frees cells: cached prefixes first, then those of the newest request of the client that runs most. That
+        request starts over.
 
         A request that runs alone is refused. Returns the request that lost its cells, if any.
         """
         if self._reuse.evict():
             return None
-        counts = Counter(sequence.client for sequence in self._running)
-        newest = max(self._running, key=lambda sequence: (counts[sequence.client], sequence.arrival))
+        newest = self._newest_of_most(self._running_counts())
         if len(self._running) > 1:
             self._preempt(newest)
             return newest

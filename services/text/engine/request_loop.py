@@ -153,12 +153,16 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
 
     def _next(self) -> Sequence | None:
         """Returns the next request to admit: of the client with the fewest running requests, then the oldest turn."""
-        busy = Counter(sequence.client for sequence in self._running)
+        busy = self._running_counts()
         return min(
             (each for each in self._waiting if not each.held),
             key=lambda each: (busy[each.client], self._turns.get(each.client, 0), each.arrival),
             default=None,
         )
+
+    def _running_counts(self) -> Counter[str]:
+        """Returns the number of running requests of each client that has any."""
+        return Counter(sequence.client for sequence in self._running)
 
     def _admitted(self, sequence: Sequence) -> None:
         """Takes a request off the queue and moves its client to the end of the turn order."""

@@ -436,10 +436,16 @@ class SteppedClock:
         return self.now
 
 
-def test_a_heavy_client_leaves_another_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def timed_loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """A loop on such a clock."""
     runtime = Counting(5000, sequences=9)
-    loop = Loop(runtime)
     monkeypatch.setattr(loop_module, "time", SteppedClock(runtime))
+    return Loop(runtime)
+
+
+def test_a_heavy_client_leaves_another_half_of_the_time(timed_loop: Loop) -> None:
+    loop, runtime = timed_loop, timed_loop.runtime
     for request in range(8):
         loop.ask(request, prompt(request, 4), client="heavy", max_tokens=20)
     loop.turn()
@@ -457,15 +463,13 @@ def test_a_heavy_client_leaves_another_half_of_the_time(monkeypatch: pytest.Monk
     assert len(runtime.steps[-1]) == 8, "a lone client gets the whole machine"
 
 
-def test_clients_with_about_as_many_requests_share_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = Counting(5000, sequences=9)
-    loop = Loop(runtime)
-    monkeypatch.setattr(loop_module, "time", SteppedClock(runtime))
+def test_clients_with_about_as_many_requests_share_every_step(timed_loop: Loop) -> None:
+    loop = timed_loop
     for request in range(3):
         loop.ask(request, prompt(request, 4), client="three", max_tokens=20)
     loop.ask(100, prompt(50, 4), client="one", max_tokens=20)
     loop.until_done(4)
-    assert {len(step) for step in runtime.steps} == {4}
+    assert {len(step) for step in loop.runtime.steps} == {4}
 
 
 def test_a_heavy_client_gives_a_place_to_another() -> None:

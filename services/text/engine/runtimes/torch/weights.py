@@ -29,14 +29,13 @@ from transformers.utils.quantization_config import Mxfp4Config
 from services.text.engine.runtimes.torch.attention import NAME
 from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
 from services.text.engine.runtimes.torch.vocabulary import read_json
-from services.worker.messages import EngineError
+from services.worker.messages import EngineError, error_line
 
 log = logging.getLogger(__name__)
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _HYBRID_KINDS = {"full_attention", "linear_attention", "moe", "mlp"}  # for the architectures of `recurrence`
 _NAMED_TENSORS = 5  # maximum in a message
-_MESSAGE_CHARACTERS = 300  # of a library's message
 # Names of layers that transformers' definitions call one after the other with the same tensor.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -60,7 +59,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # wrong values raise various types
-        raise EngineError("MODEL_INVALID", f"{folder / 'config.json'}: {_line(error)}") from error
+        raise EngineError("MODEL_INVALID", f"{folder / 'config.json'}: {error_line(error)}") from error
     _check_architecture(config, kind)
     return config
 
@@ -172,9 +171,9 @@ def _load(
             **options,
         )
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {_line(error)}") from error
+        raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {error_line(error)}") from error
     except Exception as error:  # missing or broken files raise various types
-        raise EngineError("MODEL_INVALID", f"the weights of {folder} cannot be read: {_line(error)}") from error
+        raise EngineError("MODEL_INVALID", f"the weights of {folder} cannot be read: {error_line(error)}") from error
     finally:
         transformers_logging.set_tqdm_hook(previous)
     _check_report(folder, report)
@@ -200,7 +199,7 @@ def _check_packed_experts(folder: Path) -> None:
                 with safe_open(path, framework="pt") as file:
                     names.update(file.keys())
             except Exception as error:  # a broken file raises various types
-                raise EngineError("MODEL_INVALID", f"{path} cannot be read: {_line(error)}") from error
+                raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error_line(error)}") from error
     blocks = {name.removesuffix("_blocks") for name in names if name.endswith("_blocks")}
     scales = {name.removesuffix("_scales") for name in names if name.endswith("_scales")}
     alone = sorted([f"{name}_scales" for name in blocks - scales] + [f"{name}_blocks" for name in scales - blocks])
@@ -218,10 +217,6 @@ def _check_report(folder: Path, report: dict[str, Any]) -> None:
     if mismatched:
         names = _names(f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in mismatched)
         raise EngineError("MODEL_INVALID", f"{folder} has tensors of the wrong shape: {names}")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
 
 
 def _names(names: Iterable[str]) -> str:
