@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +40,16 @@ def refusal(folder: Path, format: str, file: str = "", kind: type[AllmError] = M
         inspect(local(folder), format, file)  # type: ignore[arg-type]
     assert type(caught.value) is kind
     return caught.value.message
+
+
+def damaged(whole: bytes, count: int, *, seed: int, start: int = 0) -> Iterator[bytes]:
+    """Yields `count` copies of a file, each with one to four random bytes at random places from `start` on."""
+    rng = random.Random(seed)  # noqa: S311
+    for _ in range(count):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(start, len(data))] = rng.randrange(256)
+        yield bytes(data)
 
 
 def write_json(path: Path, content: object) -> None:

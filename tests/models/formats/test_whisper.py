@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 import struct
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tests.models.formats.handmade_models import (
     checkpoint,
     checkpoint_pickle,
     ctranslate2,
+    damaged,
     local,
     paths,
     refusal,
@@ -390,15 +390,10 @@ def test_weights_that_reach_past_the_archive(tmp_path: Path) -> None:
 
 
 def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> None:
-    rng = random.Random(11)  # noqa: S311
-    whole = checkpoint()
     refused = 0
-    for _ in range(1000):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
+    for data in damaged(checkpoint(), 1000, seed=11):
         try:
-            read(tmp_path, bytes(data))
+            read(tmp_path, data)
         except ModelInvalid:
             refused += 1
     assert 300 < refused < 1000
@@ -467,15 +462,10 @@ def test_hostile_numbers(tmp_path: Path, at: int, value: int, words: str) -> Non
 
 
 def test_random_damage_of_a_model_file_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> None:
-    rng = random.Random(13)  # noqa: S311
-    whole = ctranslate2()
     refused = 0
-    for _ in range(500):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
+    for data in damaged(ctranslate2(), 500, seed=13):
         try:
-            check(tmp_path, bytes(data))
+            check(tmp_path, data)
         except ModelInvalid:
             refused += 1
     assert 50 < refused < 500
