@@ -1,4 +1,4 @@
-"""What processes keep on disk: private files and folders, locks on shared volumes, and SQLite files.
+"""Files on disk: private files and folders, locks on shared volumes, and SQLite files.
 
 Private files of older releases, which others could read, are mended. Only this user's own are changed: a volume that
 root owns keeps its mode. Model files are not touched: other users may share them.

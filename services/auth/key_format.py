@@ -1,4 +1,4 @@
-"""The format of API keys, the parts of a key that may be stored, and what a key permits."""
+"""The format of API keys, the parts of a key that may be stored, and the rights of a key."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ PREFIX = "sk-allm-"
 SECRET_BYTES = 32
 MAX_CHARACTERS = 512  # longer texts are no keys, and not worth hashing
 SHOWN_CHARACTERS = 4  # of the random part: too few to guess the rest, enough to recognise a key
-
-
 # Fields of KeyRights that limit their key; 0: no limit.
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "bytes_in_flight", "stored_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRights:
-    """What a key permits."""
+    """The rights and the limits of a key."""
 
     scopes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all

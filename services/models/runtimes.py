@@ -102,7 +102,7 @@ _DIFFUSERS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# vLLM: model_type of config.json: models that transformers defines and vLLM implements a decoder for.
+# model_type of config.json: models that transformers defines and vLLM implements a decoder for.
 # Left out: models that vLLM runs with transformers' code, models that need code from their repository, which is never
 # run, and multimodal models.
 VLLM_DECODERS = frozenset(

@@ -383,7 +383,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.mark.slow
 async def test_two_authorizers_on_one_redis_count_together(redis: RedisServer) -> None:
-    """What one has admitted counts for the other; without Redis each continues with its own count."""
+    """Each counts the requests that the other has admitted. Without Redis, each counts its own."""
     one, other = (request_rates(redis.url) for _ in range(2))
     keys = table(known("ann", requests_per_minute=3))
     first, second = (Gatekeeper(keys, identities.KEYS["authorizer"], rates) for rates in (one, other))

@@ -5,7 +5,7 @@ refused by its format, and no demuxer can open a second file: neither by a proto
 
 The input is a live feed, which is read once, each read asking the service for more, or a file on disk without the ID3
 tags before its sound. A tag may hold megabytes of pictures, more than a demuxer scans before it gives up on the file.
-Nothing in it is of use here, so it is not parsed.
+allm reads no tags, so the input skips them.
 """
 
 from __future__ import annotations

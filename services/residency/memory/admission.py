@@ -94,7 +94,8 @@ def look_ahead(
     stays: Callable[[Reservation], bool],
     refused: Callable[[Reservation], bool],
 ) -> EvictionPlan:
-    """Sorts the holders by state. `stays`: never a victim; `refused`: its owner has refused, so it is in use."""
+    """Sorts the holders by state. A holder for which `stays` is true is never a victim. One for which `refused` is true
+    counts as in use: its owner has refused to unload it."""
     idle: list[Reservation] = []
     busy: list[Reservation] = []
     staying: list[Reservation] = []
