@@ -85,7 +85,7 @@ def test_the_chat_is_used_by_keys_alone(tab: Opener, stack: Stack) -> None:
     page = tab(stack, "chat")
     page.wait_text(MODEL)
     page.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.wait("document.activeElement.textContent === 'Skip to content'")
     for _ in range(60):
         page.press("Tab")
         if page.evaluate("document.activeElement.id") == "message":
@@ -106,4 +106,4 @@ def test_colours_can_be_chosen(tab: Opener, stack: Stack) -> None:
     page.click("button", "Theme: Light")
     page.wait(f"{ground} !== {light!r}")
     page.click("button", "Theme: Dark")
-    assert page.evaluate(ground) == light
+    page.wait(f"{ground} === {light!r}")

@@ -149,7 +149,7 @@ def test_form_errors_are_shown_before_sending(view: Open, field: str, wrong: str
     page.fill("input, textarea", field, wrong)
     page.fill("textarea", "Message", "Hello")
     page.wait_text(sentence)
-    assert page.evaluate("document.querySelector('button[type=submit]').disabled")
+    page.wait("document.querySelector('button[type=submit]').disabled")
 
 
 def test_a_refusal_is_a_sentence(view: Open) -> None:

@@ -181,4 +181,4 @@ def test_form_errors_are_shown_before_sending(view: Open) -> None:
     page.fill("input", "Width", "64")
     page.fill("textarea", "Prompt", PROMPT)
     page.wait_text("Enter both width and height")
-    assert page.evaluate("document.querySelector('button[type=submit]').disabled")
+    page.wait("document.querySelector('button[type=submit]').disabled")

@@ -97,7 +97,7 @@ def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine
     machine.now = sample(0)
     show_models(page)
     page.wait_text(f"{EVICTED} was evicted on text-1: the machine was low on memory")
-    assert page.evaluate("document.querySelectorAll('.plot canvas').length") == 6
+    page.wait("document.querySelectorAll('.plot canvas').length === 6")  # each is drawn a moment after its text
     assert figures(page, "Memory of workbench") == "Host 8.0 GiB of 16.0 GiB cuda:0 60.0 GiB of 80.0 GiB Threshold 80%"
     assert figures(page, "Requests") == "Running 5 Waiting 3"
     assert figures(page, "Generated tokens") == "Generated 123 tokens/s"
@@ -156,7 +156,7 @@ def test_a_machine_that_is_not_shown_is_a_sentence_and_no_storm(page: Page, mach
     machine.hang_up()
     show_models(page)
     page.wait_text("64 others watch the machine already")
-    assert page.evaluate("document.querySelector('.link .word').innerText") == "Connected"
+    page.wait("document.querySelector('.link .word').innerText === 'Connected'")
     assert len([url for url in page.requested() if url.endswith("/WatchMachine")]) < STORM
     machine.error = None
     page.wait("!document.body.innerText.includes('64 others')")
@@ -166,7 +166,7 @@ def test_hidden_tab_holds_no_connection(page: Page, machine: ScriptedMachine) ->
     machine.wait_watched(1)
     page.evaluate(HIDE % "true")
     machine.wait_watched(0)
-    assert page.evaluate("document.querySelector('.link .word').innerText") == "Connected"
+    page.wait("document.querySelector('.link .word').innerText === 'Connected'")
     page.evaluate(HIDE % "false")
     machine.wait_watched(1)
 
@@ -183,7 +183,7 @@ def test_a_connection_that_dies_silently_is_noticed(
         assert "The server does not respond" in page.evaluate("document.querySelector('.banner').innerText")
         proxy.thaw()
         page.wait_text("Connected")
-        assert page.evaluate("document.querySelector('.banner')") is None
+        page.wait("!document.querySelector('.banner')")
         page.fill("textarea", "Message", "Hello")
         page.press("Enter")
         page.wait("document.querySelector('.answer .below')")

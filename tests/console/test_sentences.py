@@ -67,7 +67,8 @@ def test_an_error_says_what_happened_and_what_to_do(
     assert error.message in said
     assert advice in said
     assert REQUEST_ID in said or re.search("[0-9a-f-]{36}", said)
-    assert page.evaluate("document.querySelector('dialog').open") == isinstance(error, errors.Unauthenticated)
+    asks_for_key = str(isinstance(error, errors.Unauthenticated)).lower()
+    page.wait(f"document.querySelector('dialog').open === {asks_for_key}")
 
 
 def test_output_before_an_error_stays(page: Page, chat: ScriptedChat) -> None:

@@ -62,7 +62,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Opener, guarded: Stack) -> 
     assert page.evaluate("document.cookie") == ""
     page.click("button", "Remove API key")
     page.wait_text("This server requires an API key")
-    assert page.evaluate("sessionStorage.getItem('allm.key')") is None
+    page.wait("sessionStorage.getItem('allm.key') === null")
 
 
 def test_a_key_that_may_not_manage_still_chats(tab: Opener, guarded: Stack) -> None:
