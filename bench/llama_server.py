@@ -26,6 +26,7 @@ from rich.progress import Progress
 from bench.contender import BUILD_DIR
 
 _PACKAGE = "llama-cpp-python"
+_TILES = Path(__file__).parent.parent / "containers" / "amx_tiles.h"
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",  # scikit-build-core's default, which the wheel was built with
     "BUILD_SHARED_LIBS": "ON",
@@ -60,7 +61,7 @@ def build(console: Console) -> Path:
     console.print(f"Building llama-server of {_PACKAGE} {release}: several minutes, once")
     options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
     # The wheel's own flags come last, so they take precedence.
-    own = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    own = [f"-DCMAKE_CXX_FLAGS=-include {_TILES}", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
     _run(
         [tools["cmake"], "-S", str(source), "-B", str(folder), *_generator(tools), *options, *own], "configure", console
     )

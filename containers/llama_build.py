@@ -1,5 +1,8 @@
 """Builds llama.cpp's libraries for a GPU: `python containers/llama_build.py cuda|vulkan|auto`, with allm's Python.
 
+`cpu` builds nothing: it lets a small model answer with the installed libraries, and says whether they can be used.
+pip caches the wheel that it compiled, maybe on another processor, or without amx_tiles.h.
+
 The source is that of the installed llama-cpp-python, whose Python code then loads these libraries (LLAMA_CPP_LIB_PATH).
 They come to `<sys.prefix>/llama.cpp/<kind>`, which exists only when it is complete. A finished build is kept in the
 user's cache, so that the next clone copies it; an interrupted one is continued. `auto` builds for the GPU that it
@@ -9,7 +12,8 @@ CUDA needs a toolkit. Without one on the machine, NVIDIA's packages of cuda-tool
 CUDA 13 is 580 (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html); the oldest GPUs for
 it are Turing's, of compute capability 7.5.
 
-Exit status: 0 - the libraries are there, or nothing is to do; 1 - they cannot be built, and the last line says why.
+Exit status: 0 - the libraries are there, or nothing is to do; 1 - they cannot be built or used, and the last line says
+why.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/de
 RENDER_NODES = Path("/dev/dri")
 INCLUDES = (Path(os.environ.get("VULKAN_SDK") or "/usr", "include"), Path("/usr/include"), Path("/usr/local/include"))
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+AMX_TILES = Path(__file__).with_name("amx_tiles.h")
 VULKAN_PACKAGES = "libvulkan-dev glslc spirv-headers"
 FLAGS = [
     "-DCMAKE_BUILD_TYPE=Release",
@@ -61,7 +66,7 @@ ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
 ggml.ggml_backend_dev_count()
 print(b" ".join(names).decode())
 """
-# Answers with allm's own engine on the GPU, in a process of its own: a library that can be loaded may still crash.
+# Answers with allm's own engine on the device, in a process of its own: a library that can be loaded may still crash.
 ANSWER = """
 import sys
 from services.text.engine.messages import EngineOptions
@@ -69,8 +74,8 @@ from services.text.engine.runtime import Span
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
 options = EngineOptions(
-    model_id="check", path=sys.argv[1], threads=2, gpu=True, device=sys.argv[2], context_tokens=4096, kv_tokens=0,
-    max_sequences=32, batch_tokens=2048, chunk_tokens=512, prefix_cache=True,
+    model_id="check", path=sys.argv[1], threads=2, gpu=bool(sys.argv[2]), device=sys.argv[2], context_tokens=4096,
+    kv_tokens=0, max_sequences=32, batch_tokens=2048, chunk_tokens=512, prefix_cache=True,
 )
 engine = LlamaEngine(options, lambda _: None)
 tokens = engine.tokenize("The capital of France is")
@@ -87,7 +92,7 @@ class BuildError(Exception):
 def main() -> None:
     """Builds, and prints a line at the start and at the end."""
     parser = argparse.ArgumentParser(description="Builds llama.cpp for a GPU.")
-    parser.add_argument("kind", choices=("auto", "cuda", "vulkan"))
+    parser.add_argument("kind", choices=("auto", "cpu", "cuda", "vulkan"))
     parser.add_argument("--source", type=Path, help=f"llama.cpp's source; default: that of {PACKAGE}, from the index")
     parser.add_argument(
         "--architectures", default="", help="compute capabilities such as 80;90; default: those present"
@@ -102,6 +107,13 @@ def main() -> None:
     if given.background:
         os.nice(15)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if given.kind == "cpu":
+        try:
+            _answer("", None)
+        except BuildError as problem:
+            print(f"the installed llama.cpp cannot be used on this machine: {problem}", flush=True)
+            sys.exit(1)
+        return
     kind = found_kind() if given.kind == "auto" else given.kind
     target = given.into / kind
     if not kind or (given.kind == "auto" and target.exists()):
@@ -146,7 +158,8 @@ def build(kind: str, target: Path, source: Path | None, architectures: str, jobs
     try:
         shutil.copytree(kept, new, symlinks=True)
         _check(kind, new)
-        _answer(kind, new)
+        if found_kind() == kind:
+            _answer(kind, new)
         shutil.rmtree(target, ignore_errors=True)
         new.rename(target)
     finally:
@@ -164,12 +177,14 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
         shutil.copytree(source or _source(place), place / "partial", symlinks=True)
         if kind == "vulkan":
             without_layer_settings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan.cpp")
+        shutil.copy(AMX_TILES, place / "partial")
         (place / "partial").rename(place / "source")
     environ = _with_tools(place)
     cmake, ninja = (shutil.which(tool, path=environ["PATH"]) or tool for tool in ("cmake", "ninja"))
     with log.open("wb") as file:
         generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}")
-        _run([cmake, "-S", place / "source", "-B", place / "build", *generator, *FLAGS, *flags], file, environ)
+        tiles = f"-DCMAKE_CXX_FLAGS=-include {place / 'source' / AMX_TILES.name}"
+        _run([cmake, "-S", place / "source", "-B", place / "build", *generator, *FLAGS, tiles, *flags], file, environ)
         _run([ninja, "-C", place / "build", "-j", jobs, "llama"], file, environ)
     _check(kind, place / "build" / "bin")
 
@@ -297,20 +312,23 @@ def _check(kind: str, folder: Path) -> None:
         raise BuildError(f"the libraries cannot be used: {(asked.stderr.strip() or asked.stdout).splitlines()[-1:]}")
 
 
-def _answer(kind: str, folder: Path) -> None:
-    """Raises BuildError if a small model does not answer on this machine's GPU. Does nothing without GPU or model."""
-    package = importlib.util.find_spec(MODEL[0])
-    if found_kind() != kind or not (package and package.origin):
+def _answer(device: str, folder: Path | None) -> None:
+    """Raises BuildError if a small model does not answer on the device (empty: the processor). Does nothing without it.
+
+    The libraries are those in `folder`, or else the installed ones.
+    """
+    packages = [importlib.util.find_spec(name) for name in (MODEL[0], "llama_cpp")]
+    if not (all(packages) and packages[0].origin):
         return
-    command = [sys.executable, "-c", ANSWER, str(Path(package.origin).with_name(MODEL[1])), kind]
-    environ = {**os.environ, "LLAMA_CPP_LIB_PATH": str(folder)}
+    command = [sys.executable, "-c", ANSWER, str(Path(packages[0].origin).with_name(MODEL[1])), device]
+    environ = {**os.environ, **({"LLAMA_CPP_LIB_PATH": str(folder)} if folder else {})}
     try:
         ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
-        raise BuildError(f"it was built, but a small model did not answer within {ANSWER_SECONDS:g} s") from None
+        raise BuildError(f"a small model did not answer within {ANSWER_SECONDS:g} s") from None
     if ran.returncode:
         last = (ran.stderr.strip() or "no message").splitlines()[-1]
-        raise BuildError(f"it was built, but answering with a small model ended with {ran.returncode}: {last}")
+        raise BuildError(f"answering with a small model ended with {ran.returncode}: {last}")
 
 
 def _key(source: Path | None, flags: Sequence[str]) -> str:
@@ -318,7 +336,7 @@ def _key(source: Path | None, flags: Sequence[str]) -> str:
     version = source.resolve().as_posix().replace("/", "_") if source else importlib.metadata.version(PACKAGE)
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    parts = [version, *FLAGS, *flags, _output("c++", "--version"), processor]
+    parts = [version, *FLAGS, AMX_TILES.read_text(), *flags, _output("c++", "--version"), processor]
     return f"{version}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +92,27 @@ def test_layer_settings_are_taken_out_or_the_build_fails(script: ModuleType, tmp
     assert source.read_text(encoding="utf-8") == "int a;\n" + CALL.format("")
     with pytest.raises(script.BuildError, match=r"ggml-vulkan\.cpp is not as expected"):
         script.without_layer_settings(source)
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 has AMX")
+def test_the_compiler_keeps_all_of_a_tile_configuration(tmp_path: Path) -> None:
+    source = "void f() { alignas(64) unsigned char c[64] = {1}; c[48] = 77; _tile_loadconfig(c); }"
+    command = ["c++", "-O3", "-mamx-tile", "-include", SCRIPT.with_name("amx_tiles.h"), "-S", "-o-", "-xc++", "-"]
+    made = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    assert "$77" in made
+    assert "ldtilecfg" in made
+
+
+def test_libraries_that_cannot_answer_are_found(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "cpu"],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.startswith("the installed llama.cpp cannot be used on this machine: answering with")
 
 
 def test_nothing_is_built_without_a_gpu(tmp_path: Path) -> None:
