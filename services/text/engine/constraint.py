@@ -51,25 +51,31 @@ _TOO_COMPLEX = ("too big (limit", "Too many items", "fuel exhausted", "panicked 
 class Constraint:
     """The grammar state of one request's answer."""
 
-    __slots__ = ("_clock", "_left", "_matcher")
+    __slots__ = ("_clock", "_left", "_matcher", "last", "token_seconds")
 
     def __init__(self, matcher: LLMatcher, clock: Callable[[], float] = time.thread_time) -> None:
         """`clock`: seconds of processor time of the thread."""
         self._matcher = matcher
         self._clock = clock
         self._left = ANSWER_SECONDS
+        self.last = 0.0  # when the last token was found, by this clock
+        self.token_seconds = 0.0  # for finding it
 
     def fill(self, address: int, size: int) -> None:
         """Writes the mask of allowed next tokens to `size` bytes: one bit per token, lowest bits first."""
         began = self._clock()
         self._matcher.unsafe_compute_mask_ptr(address, size)
-        self._left -= self._clock() - began
+        self.last = self._clock()
+        self.token_seconds = self.last - began
+        self._left -= self.token_seconds
 
     def consume(self, token: int) -> None:
         """Advances by a sampled token."""
         began = self._clock()
         self._matcher.consume_token(token)
-        self._left += TOKEN_SECONDS - (self._clock() - began)
+        seconds = self._clock() - began
+        self.token_seconds += seconds
+        self._left += TOKEN_SECONDS - seconds
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> Sampled | EngineError:
         """Advances by a sampled token. Returns the step's outcome for it, or the fault."""
