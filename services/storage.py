@@ -124,7 +124,7 @@ class VolumeLock:
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
-WAL_PAGES = 1000  # after so many, 4 MiB, a commit moves the log's content into the file
+WAL_PAGES = 1000  # 4 MiB
 WAL_BYTES = 8 * 1024 * 1024  # a log that a long reader made larger is cut to this size
 CLOSE_MILLISECONDS = 1000  # how long closing waits for other processes' transactions
 
@@ -210,10 +210,13 @@ class SqliteFile(ABC):
         self._connection = sqlite3.connect(self._path, isolation_level=None)
         return self._connection
 
-    def _use_log(self, connection: sqlite3.Connection) -> None:
-        """Switches to a write-ahead log of bounded size: readers then block no writer."""
+    def _use_log(self, connection: sqlite3.Connection, pages: int = WAL_PAGES) -> None:
+        """Switches to a write-ahead log of bounded size: readers then block no writer.
+
+        `pages`: after so many, a commit moves the log's content into the file.
+        """
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
 
     def _close(self) -> None:

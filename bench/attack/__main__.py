@@ -1,8 +1,7 @@
 """Attacks a fresh stack, beside a bystander whose longest waits are printed: `python -m bench.attack [NAME ...]`.
 
-The stack is `allm serve` with keys, and with the limits that it has beyond loopback. The attacker has one machine, and
-where it says so an ordinary key. The bystander has another address, and opens a connection for each of its requests,
-which must all succeed; none may wait much longer than alone.
+The stack is `allm serve` with keys, and with the limits that it has beyond loopback. The bystander's requests must all
+succeed; none may wait much longer than alone.
 """
 
 from __future__ import annotations
@@ -26,6 +25,10 @@ from bench.attack.target import SECONDS, CannotAttack, Target, started
 ALONE_SECONDS = 10.0
 MOST_WAIT_SECONDS = 5.0  # beyond the longest wait alone
 SHOWN_PROCESSES = 8
+BUDGET = (
+    "the attacker has this machine, one address, and where it says so one ordinary key without limits of its own; the "
+    "bystander has another key and address, and opens a connection for each request"
+)
 FILES = 20_000  # open files of this process, if the system allows so many
 
 
@@ -95,6 +98,7 @@ def main() -> int:
         parser.error(f"there is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES if most == resource.RLIM_INFINITY else min(FILES, most), most))
+    print(BUDGET, flush=True)
     harmless = True
     for kind, some in groupby(names, key=lambda name: ATTACKS[name].kind):
         group = list(some)

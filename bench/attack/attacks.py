@@ -38,6 +38,7 @@ async def held(target: Target, attack: Callable[[edge.Hold], Awaitable[Counter[s
 ATTACKS: Mapping[str, Attack] = {
     "slow-tools": Attack("a key: 8 requests, 128 slow strict tools in each", lambda to: text.slow_tools(to, 8)),
     "slow-formats": Attack("a key: 8 slow schemas for answers", lambda to: text.slow_formats(to, 8)),
+    "slow-masks": Attack("a key: 64 answers whose every token is slow to find", lambda to: text.slow_masks(to, 64)),
     "long-inputs": Attack("a key: 4 embeddings of 30 and 12 MB", lambda to: text.long_inputs(to, 4)),
     "many-messages": Attack("a key: 4 chats of 16,384 messages, 2 of a million", lambda to: text.many_messages(to, 6)),
     "full-queue": Attack("a key: 500 chats at once", lambda to: text.full_queue(to, 500)),

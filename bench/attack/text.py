@@ -37,6 +37,13 @@ def large_schema(name: str) -> dict[str, Any]:
     return {"type": "object", "allOf": [{"anyOf": one_of(part)} for part in range(7)]}
 
 
+def ambiguous_schema(name: str) -> dict[str, Any]:
+    """Returns a schema of 250 kB for nested arrays that 200 rules describe: masks of 0.05 seconds for each token."""
+    again = {"$ref": f"#/$defs/{name}"}
+    arrays = [{"type": "array", "prefixItems": [again] * (number % 40), "items": again} for number in range(200)]
+    return {"$defs": {name: {"anyOf": [*arrays, {"type": "integer"}]}}, "$ref": f"#/$defs/{name}"}
+
+
 async def slow_tools(target: Target, requests: int) -> Counter[str]:
     """Sends requests with 128 strict tools each, 200 kB in all, whose schemas take half a minute to compile."""
     return await post(target, "/v1/chat/completions", [_tools(number) for number in range(requests)])
@@ -44,19 +51,20 @@ async def slow_tools(target: Target, requests: int) -> Counter[str]:
 
 async def slow_formats(target: Target, requests: int) -> Counter[str]:
     """Sends requests whose answers have slow and large schemas, each another one."""
-    bodies = [
-        {
-            "model": CHAT,
-            "messages": HELLO,
-            "max_tokens": 1,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "slow", "schema": (slow_schema, large_schema)[number % 2](f"format{number}")},
-            },
-        }
-        for number in range(requests)
-    ]
-    return await post(target, "/v1/chat/completions", bodies)
+    schemas = ((slow_schema, large_schema)[number % 2](f"format{number}") for number in range(requests))
+    return await post(target, "/v1/chat/completions", [_shaped(schema, max_tokens=1) for schema in schemas])
+
+
+async def slow_masks(target: Target, requests: int) -> Counter[str]:
+    """Sends requests with a schema that compiles fast, but whose every token is slow to find."""
+    body = _shaped(ambiguous_schema("array"), max_tokens=400)
+    body["messages"] = [{"role": "user", "content": "Repeat: [[[], [[], []]], [[], [[[]], [], []]], [[[]], [[]], []]]"}]
+    return await post(target, "/v1/chat/completions", [body] * requests)
+
+
+def _shaped(schema: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    shape = {"type": "json_schema", "json_schema": {"name": "slow", "schema": schema}}
+    return {"model": CHAT, "messages": HELLO, "max_tokens": max_tokens, "response_format": shape}
 
 
 async def long_inputs(target: Target, requests: int) -> Counter[str]:

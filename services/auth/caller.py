@@ -6,14 +6,18 @@ such as a response in the background, keeps the same caller.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from services.auth.identity import ANONYMOUS, Identity
+from services.auth.identity import ADMIN, ANONYMOUS, Identity
 from services.auth.token_rates import TokenRates
 from services.errors import Forbidden, ModelNotAllowed, ModelNotFound, Unsupported
+
+# An absolute path in a sentence, and its last name.
+_PATH = re.compile(r"(?<![\w:/.~-])(?:file://)?/(?:[^\s/:'\"`,;]+/)+([^\s/:'\"`,;]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class Caller:
         except (ModelNotFound, Unsupported):
             self.check_model(asked)
             raise
+
+    @property
+    def sees_paths(self) -> bool:
+        """Returns whether the caller may see paths of this host: callers who may only use models may not."""
+        return ADMIN in self.identity.scopes
+
+    def shown(self, reason: str) -> str:
+        """Returns a sentence as the caller may see it: without the scope `admin`, files are named without folders."""
+        return reason if self.sees_paths else _PATH.sub(r"\1", reason)
 
     async def admit(self) -> None:
         """Raises RateLimited if the caller has used up its tokens of the minute. Call it before work begins."""

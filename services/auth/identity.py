@@ -74,6 +74,11 @@ def own_identity(role: str, name: str, expires: int = 0) -> Identity:
     return Identity(f"{_OWN}{role}/{name}", OWN_SCOPES[role], expires=expires)
 
 
+def own_role(identity: Identity) -> str:
+    """Returns the role of one of our own processes; empty for a caller."""
+    return identity.subject.removeprefix(_OWN).partition("/")[0] if identity.subject.startswith(_OWN) else ""
+
+
 def may_sign(roles: Iterable[str], identity: Identity) -> bool:
     """Returns whether a key with these roles may sign an identity.
 
@@ -81,7 +86,7 @@ def may_sign(roles: Iterable[str], identity: Identity) -> bool:
     own processes have.
     """
     if identity.subject.startswith(_OWN):
-        role = identity.subject.removeprefix(_OWN).partition("/")[0]
+        role = own_role(identity)
         return role in roles and identity.scopes <= OWN_SCOPES[role]
     return AUTHORIZER in roles and not identity.scopes & {SERVICE, WATCH_KEYS}
 

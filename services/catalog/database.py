@@ -126,7 +126,7 @@ class Database(SqliteFile):
             connection = self._connect()
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
             self._recognise(connection)
-            self._use_log(connection)
+            self._use_log(connection, pages=1)  # people copy this file; commits are rare
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             self._migrate(connection)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from services.catalog import metrics
-from services.errors import Overloaded
+from services.errors import InvalidRequest, Overloaded
 from services.models.descriptor import MODALITIES, Modality
 from services.models.runtime_choice import EngineRegistry
 from services.models.runtimes import Runtime
@@ -67,14 +67,22 @@ class ReplicaStatus:
         self._sort_by_modality()
 
     def report(self, report: Report, registered: Callable[[str], bool]) -> ReportEffect:
-        """Takes in a report; ignores models that are not `registered` for its modality. Raises Overloaded."""
+        """Takes in a report; ignores models that are not `registered` for its modality.
+
+        Raises:
+            InvalidRequest: a live replica of another modality has this name.
+            Overloaded: there are too many replicas.
+        """
         replica = self._replicas.get(report.replica)
+        if replica and replica.modality != report.modality:
+            message = f"the live replica {report.replica!r} is one of {replica.modality}, not of {report.modality}"
+            raise InvalidRequest(message, param="replica")
         if report.leaving:
             self._drop(report.replica)
             return ReportEffect(known=True, rosters=frozenset({replica.modality} if replica else ()))
         if report.complete:
             return self._complete(report, replica, registered)
-        if replica is None or replica.modality != report.modality:
+        if replica is None:
             return ReportEffect(known=False)
         replica.last_report = self._clock()
         fresh = {
@@ -115,7 +123,7 @@ class ReplicaStatus:
         self._replicas[new.name] = new
         self._sort_by_modality()
         if old is None or _offer(old) != _offer(new):
-            return ReportEffect(known=True, rosters=frozenset({new.modality, old.modality if old else new.modality}))
+            return ReportEffect(known=True, rosters=frozenset({new.modality}))
         ids = old.statuses.keys() | new.statuses.keys()
         changed = {model_id for model_id in ids if old.statuses.get(model_id) != new.statuses.get(model_id)}
         return ReportEffect(known=True, models=frozenset(changed))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import logging
 import time
@@ -25,9 +26,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from services.auth.authentication import Authenticator
-from services.auth.caller import keep_caller
+from services.auth.caller import current_caller, keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
-from services.errors import AllmError, Cancelled, Internal, RateLimited, Timeout
+from services.errors import AllmError, Cancelled, Internal, InvalidRequest, RateLimited, Timeout
 from services.rpc.deadline import Deadline, is_cancelled, keep_deadline, read_deadline
 from services.rpc.shares import Shares
 from services.telemetry import logs, metrics, tracing
@@ -222,6 +223,7 @@ def _wrap(
             _finish(call, None, quiet)
             return result
         _finish(call, error)
+        error = _shown(error)
         if in_band and call.answering and not call.stuck:
             # A REST client takes an error status after the first message for a normal end.
             with contextlib.suppress(TimeoutError):
@@ -232,6 +234,15 @@ def _wrap(
 
     handle.__dict__.update(scope=scope, operation=operation)  # for tests of all handlers
     return handle
+
+
+def _shown(error: AllmError) -> AllmError:
+    """Returns an error as the caller may see it: paths are the operator's business. What a caller wrote stays."""
+    message = error.message if isinstance(error, InvalidRequest) else current_caller().shown(error.message)
+    if message != error.message:
+        error = copy.copy(error)  # others may raise the same one
+        error.message = message
+    return error
 
 
 def _unexpected(call: Call) -> Internal:

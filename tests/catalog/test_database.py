@@ -49,6 +49,10 @@ async def test_written_data_survives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     database = await Database.open(path, (FIRST,))
     await database.write(put("a"))
+    copied = tmp_path / "copy.db"
+    copied.write_bytes(path.read_bytes())  # the file alone has every change, also while it is open
+    with closing(sqlite3.connect(copied)) as copy:
+        assert words(copy) == ["a"]
     await database.close()
     database = await Database.open(path, (FIRST,))
     assert await database.read(words) == ["a"]

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from services.catalog import replica_status as module
 from services.catalog.replica_status import ReplicaStatus, Report
-from services.errors import Overloaded
+from services.errors import InvalidRequest, Overloaded
 from services.models.runtimes import RUNTIMES
 from services.models.status import Status
 from tests.catalog.catalog_service import Clock
@@ -81,13 +81,17 @@ def test_another_offer_concerns_every_model(changes: dict[str, object]) -> None:
     assert replica_status.report(replace(WHOLE, **changes), registered).rosters == {"text"}
 
 
-def test_a_name_that_comes_back_with_another_modality() -> None:
-    replica_status = ReplicaStatus(Clock())
+def test_a_live_replica_keeps_its_name_from_other_modalities() -> None:
+    clock = Clock()
+    replica_status = ReplicaStatus(clock)
     replica_status.report(WHOLE, registered)
-    assert not replica_status.report(replace(PART, modality="audio"), registered).known
-    assert replica_status.report(replace(WHOLE, modality="audio"), registered).rosters == {"text", "audio"}
-    assert names(replica_status) == []
-    assert len(replica_status.live("audio")) == 1
+    for report in (WHOLE, PART, GONE):
+        with pytest.raises(InvalidRequest, match="'t' is one of text, not of audio"):
+            replica_status.report(replace(report, modality="audio"), registered)
+    assert names(replica_status) == ["t"]
+    clock.now = 6.1
+    replica_status.expire()
+    assert replica_status.report(replace(WHOLE, modality="audio"), registered).rosters == {"audio"}
 
 
 def test_replica_silent_for_three_intervals_no_longer_counts() -> None:

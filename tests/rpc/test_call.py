@@ -17,10 +17,13 @@ from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import REGISTRY
 
+from services.auth.caller import Caller, keep_caller
+from services.auth.identity import ADMIN, INFERENCE, Identity
 from services.errors import (
     Internal,
     InvalidRequest,
     ModelExists,
+    ModelInvalid,
     ModelNotFound,
     OutOfMemory,
     Overloaded,
@@ -270,6 +273,32 @@ async def test_unexpected_error_is_logged_in_full_and_returned_without_details(
     _, rest = await stack.rest_error()
     assert openai_error(rest).code.string_value == "internal"
     assert "private detail" not in str(rest) + openai_error(rest).message
+
+
+async def test_callers_without_the_admin_scope_see_no_folders_of_this_host(stack: Stack) -> None:
+    shared = ModelInvalid("llama.cpp cannot load /srv/models/small/m.gguf: bad magic")
+
+    def play(error: Exception, first: bool = False, scope: str = INFERENCE) -> None:
+        async def script(call: Call) -> None:
+            keep_caller(Caller(Identity("key_ann", frozenset({scope}))))
+            if first:
+                await call.send(httpbody_pb2.HttpBody(data=b"one"))
+            raise error
+
+        stack.play(script)
+
+    play(shared)
+    assert (await stack.typed_error()).details() == "llama.cpp cannot load m.gguf: bad magic"
+    _, error = await stack.rest_error()
+    assert openai_error(error).message == "llama.cpp cannot load m.gguf: bad magic"
+    play(shared, first=True)
+    got, _ = await stack.rest_error()
+    assert b"cannot load m.gguf" in got[1]
+    assert "/srv/models/small/m.gguf" in shared.message, "the log and other callers need it"
+    play(shared, scope=ADMIN)
+    assert "/srv/models/small/m.gguf" in (await stack.typed_error()).details()
+    play(InvalidRequest("no url: /the/callers/words"))
+    assert (await stack.typed_error()).details() == "no url: /the/callers/words"
 
 
 async def test_an_error_after_the_first_message_goes_in_band_to_rest_callers(stack: Stack) -> None:

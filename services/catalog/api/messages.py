@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 
 from services.auth.caller import current_caller
-from services.auth.identity import ADMIN
 from services.catalog.catalog import Opinion
 from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.composition import LoraChoice
@@ -31,8 +29,6 @@ MAX_WORDS = 1000  # limit for each of a runtime's architectures, capabilities an
 MAX_WORD = 128  # characters
 MAX_REASON = 1000
 LOCAL = "file://"
-# An absolute path in a sentence, and its last name.
-_PATH = re.compile(r"(?<![\w:/.~-])(?:file://)?/(?:[^\s/:'\"`,;]+/)+([^\s/:'\"`,;]+)")
 
 
 def required_id(name: str) -> str:
@@ -57,43 +53,34 @@ def all_visible(views: ModelViews) -> list[ModelView]:
     return [view for view in views.all() if not identity.models or identity.may_use(*view.registration.names)]
 
 
-def shows_paths() -> bool:
-    """Returns whether the caller may see paths of this host: callers who may only use models may not."""
-    return ADMIN in current_caller().identity.scopes
-
-
 def shown_source(source: str) -> str:
     """Returns a source as the caller may see it: that of a local file is empty without the scope `admin`."""
-    return "" if source.startswith(LOCAL) and not shows_paths() else source
-
-
-def shown_reason(reason: str) -> str:
-    """Returns a reason as the caller may see it: without the scope `admin`, files are named without their folders."""
-    return reason if shows_paths() else _PATH.sub(r"\1", reason)
+    return "" if source.startswith(LOCAL) and not current_caller().sees_paths else source
 
 
 def shown_model(model: model_pb2.Model) -> model_pb2.Model:
     """Returns a model's message as the caller may see it; the given one stays as it is."""
-    if shows_paths():
+    caller = current_caller()
+    if caller.sees_paths:
         return model
     shown = model_pb2.Model()
     shown.CopyFrom(model)
     shown.source, shown.base = shown_source(model.source), shown_source(model.base)
     for lora in shown.loras:
         lora.source = shown_source(lora.source)
-    shown.reason = shown_reason(model.reason)
+    shown.reason = caller.shown(model.reason)
     for replica in shown.replicas:
-        replica.reason = shown_reason(replica.reason)
+        replica.reason = caller.shown(replica.reason)
         if replica.HasField("next"):
-            replica.next.reason = shown_reason(replica.next.reason)
+            replica.next.reason = caller.shown(replica.next.reason)
         if replica.HasField("canonical"):
-            replica.canonical.reason = shown_reason(replica.canonical.reason)
+            replica.canonical.reason = caller.shown(replica.canonical.reason)
     return shown
 
 
 def shown_manifest(manifest: Manifest) -> manifest_pb2.Manifest:
     """Returns a manifest's message as the caller may see it: without the scope `admin`, without a local folder."""
-    return wire.manifest_message(manifest if shows_paths() else replace(manifest, folder=""))
+    return wire.manifest_message(manifest if current_caller().sees_paths else replace(manifest, folder=""))
 
 
 def shown_part(part: Part) -> manifest_pb2.Part:
@@ -153,7 +140,7 @@ def resolution_message(opinion: Opinion) -> model_service_pb2.Resolution:
                 runtime=verdict.runtime.name,
                 chosen=verdict.chosen,
                 able=verdict.able,
-                reason=shown_reason(verdict.reason),
+                reason=current_caller().shown(verdict.reason),
                 device=verdict.runtime.device,
             )
             for verdict in opinion.verdicts

@@ -8,8 +8,9 @@ from typing import Any
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api import httpbody_pb2
 
+from services.auth.caller import current_caller
 from services.auth.identity import ADMIN
-from services.catalog.api.messages import all_visible, required_id, shown_reason, shown_source, visible
+from services.catalog.api.messages import all_visible, required_id, shown_source, visible
 from services.catalog.catalog import Catalog
 from services.catalog.model_view import ModelView
 from services.catalog.registration.declarations import Declarations
@@ -54,7 +55,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         view = visible(self._catalog.views, required_id(request.id))
         call.model = view.id
         if not view.serving:
-            why = f": {shown_reason(view.reason)}" if view.reason else ""
+            why = f": {current_caller().shown(view.reason)}" if view.reason else ""
             raise ModelNotFound(f"The model `{request.id}` cannot be used: it is {view.state}{why}", param="model")
         return json_body(_plain(view, request.id))
 
@@ -96,7 +97,7 @@ def _detailed(view: ModelView) -> dict[str, Any]:
     return _plain(view, view.id) | {
         "aliases": view.desired.aliases,
         "state": view.state,
-        "reason": shown_reason(view.reason),
+        "reason": current_caller().shown(view.reason),
         "replicas": [_replica(name, status) for name, status in view.replicas],
         "runtime": view.runtime,
         "format": facts.format,
@@ -112,7 +113,7 @@ def _replica(name: str, status: Status) -> dict[str, Any]:
     return {
         "replica": name,
         "state": status.state,
-        "reason": shown_reason(status.reason),
+        "reason": current_caller().shown(status.reason),
         "runtime": status.runtime,
         "device": status.device,
         "generation": status.generation,
@@ -125,7 +126,7 @@ def _replica(name: str, status: Status) -> dict[str, Any]:
 
 
 def _canonical(files: CanonicalStatus) -> dict[str, Any]:
-    return asdict(files) | {"reason": shown_reason(files.reason)}
+    return asdict(files) | {"reason": current_caller().shown(files.reason)}
 
 
 def _memory(memory: MemoryStatus) -> dict[str, Any]:

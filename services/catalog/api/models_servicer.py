@@ -5,7 +5,7 @@ from __future__ import annotations
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from google.protobuf import duration_pb2
 
-from services.auth.identity import ADMIN, SERVICE
+from services.auth.identity import ADMIN, SERVICE, own_role
 from services.catalog.api import messages
 from services.catalog.api.messages import all_visible, required_id, visible
 from services.catalog.catalog import Catalog
@@ -14,6 +14,7 @@ from services.catalog.registration.composition import Composition
 from services.catalog.registration.register import Change, NewModel
 from services.catalog.replica_status import REPORT_WITHIN
 from services.catalog.watches import Changed, Removed
+from services.errors import Forbidden
 from services.models import wire
 from services.rpc.call import Call, typed
 
@@ -135,7 +136,10 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.ReportModelStatusRequest, call: Call
     ) -> model_service_pb2.ReportModelStatusResponse:
         """Takes in a replica's heartbeat."""
-        known = self._catalog.report(messages.read_report(request))
+        report = messages.read_report(request)
+        if (role := own_role(call.identity)) not in {"", report.modality}:
+            raise Forbidden(f"A process of the role {role} cannot report for {report.modality}.")
+        known = self._catalog.report(report)
         within = duration_pb2.Duration()
         within.FromMilliseconds(round(REPORT_WITHIN * 1000))
         return model_service_pb2.ReportModelStatusResponse(send_complete=not known, report_within=within)

@@ -82,7 +82,7 @@ def connect(address: str, own: OwnIdentity = NOBODY, key: str = "", catalog: str
     """Opens a connection and tests it.
 
     With a `key`, all calls go through the gateway, with that key. Without one, catalog calls go directly to `catalog`
-    if it answers there, authenticated by `own`.
+    if it answers there, authenticated by `own`. The gateway is not shown it: its reader is an operator for a minute.
 
     Raises:
         Problem: nothing answers at the address.
@@ -97,8 +97,7 @@ def connect(address: str, own: OwnIdentity = NOBODY, key: str = "", catalog: str
             yield Connection(grpc.intercept_channel(channel, MetadataInterceptor(lambda: _bearer(key))), address)
             return
         itself = stack.enter_context(own.blocking_channel(catalog, OPTIONS)) if catalog and own.is_known else None
-        shown = grpc.intercept_channel(channel, MetadataInterceptor(own.metadata))
-        yield Connection(shown, address, itself if itself and _answers(itself) else None)
+        yield Connection(channel, address, itself if itself and _answers(itself) else None)
 
 
 def command_identity(settings: Settings, name: str) -> OwnIdentity:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,15 +23,20 @@ if TYPE_CHECKING:
 COMPILED_GRAMMARS = 8  # cached, with up to 20 MB each: callers mostly send the same schema again
 MESSAGE_CHARACTERS = 300  # of llguidance's reason for refusing a grammar
 # Limits of a caller's grammar. A lexer state takes up to 2 kB, a unit of a step's fuel about 70 nanoseconds. The first
-# two bound the compilation to 0.4 seconds and 40 MB; 128 tools with 8 parameters each need a quarter of both.
+# two bound the compilation to 0.4 seconds and 40 MB; 128 tools with 8 parameters each need a quarter of both. Masks and
+# tokens are computed in the loop that all requests share: the last two bound those of one token to about 0.1 seconds.
 LIMITS: Mapping[str, Any] = MappingProxyType(
     {
         "initial_lexer_fuel": 200_000,
         "max_grammar_size": 50_000,
         "max_lexer_states": 50_000,
         "step_lexer_fuel": 200_000,
+        "step_max_items": 5_000,
     }
 )
+# Processor time for the masks and tokens of an answer, and more for each token; ordinary grammars take 0.05 ms a token.
+ANSWER_SECONDS = 0.5
+TOKEN_SECONDS = 0.001
 # Control tokens that grammars write as text. The marks of tool calls and thoughts are control tokens in some models of
 # a family and text in others, and a dialect has one grammar for all of them.
 MARKS = re.compile(
@@ -39,24 +45,37 @@ MARKS = re.compile(
 )
 
 # Parts of llguidance's errors about a limit, or about a fault of its own.
-_TOO_COMPLEX = ("too big (limit", "fuel exhausted", "panicked at", "assertion failed")
+_TOO_COMPLEX = ("too big (limit", "Too many items", "fuel exhausted", "panicked at", "assertion failed")
 
 
 class Constraint:
     """The grammar state of one request's answer."""
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_clock", "_left", "_matcher", "last", "token_seconds")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, clock: Callable[[], float] = time.thread_time) -> None:
+        """`clock`: seconds of processor time of the thread."""
         self._matcher = matcher
+        self._clock = clock
+        self._left = ANSWER_SECONDS
+        self.last = 0.0  # when the last token was found, by this clock
+        self.token_seconds = 0.0  # for finding it
 
     def fill(self, address: int, size: int) -> None:
         """Writes the mask of allowed next tokens to `size` bytes: one bit per token, lowest bits first."""
+        began = self._clock()
         self._matcher.unsafe_compute_mask_ptr(address, size)
+        self.last = self._clock()
+        self.token_seconds = self.last - began
+        self._left -= self.token_seconds
 
     def consume(self, token: int) -> None:
         """Advances by a sampled token."""
+        began = self._clock()
         self._matcher.consume_token(token)
+        seconds = self._clock() - began
+        self.token_seconds += seconds
+        self._left += TOKEN_SECONDS - seconds
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> Sampled | EngineError:
         """Advances by a sampled token. Returns the step's outcome for it, or the fault."""
@@ -70,8 +89,8 @@ class Constraint:
 
     @property
     def fault(self) -> EngineError | None:
-        """The error that stopped the grammar, which is one of the limits above, or None. Once set it stays."""
-        if not self._matcher.is_error():
+        """The error that stopped the grammar, which is one of the limits above, or None. The request ends with it."""
+        if self._left > 0 and not self._matcher.is_error():
             return None
         message = "response_format is too complex: the answer cannot continue within it"
         return EngineError("INVALID_REQUEST", message, "response_format")

@@ -24,6 +24,8 @@ from services.worker.messages import EngineError, Refused
 
 # A client that runs this many times as many requests as another leaves it half of the time.
 HEAVY = 4
+SLOW_TOKEN = 0.005  # seconds for finding a token within its grammar; ordinary grammars take 0.00005
+SLOW_TOKENS = 0.1  # seconds for all slow tokens of a step
 
 
 class BatchLoop(RequestLoop):
@@ -116,9 +118,9 @@ class BatchLoop(RequestLoop):
         """Returns the requests of the next step: all, or without heavy clients as long as these owe the others time.
 
         A step takes as long as all its requests need. A client with one request beside another's thirty would get a
-        thirtieth of the machine; with this it gets half.
+        thirtieth of the machine; with this it gets half. Requests whose tokens are slow to find take turns.
         """
-        running = [sequence for sequence in self._running if not sequence.held]
+        running = _in_turn([sequence for sequence in self._running if not sequence.held])
         counts = Counter(sequence.client for sequence in running)
         most = HEAVY * min(counts.values(), default=0)
         light = [sequence for sequence in running if counts[sequence.client] < most]
@@ -213,3 +215,15 @@ class BatchLoop(RequestLoop):
             batch=self._batch[0],
             batch_tokens=self._batch[1],
         )
+
+
+def _in_turn(running: list[Sequence]) -> list[Sequence]:
+    """Returns the requests without the slow ones for whose tokens a step has no time: the last to have had a turn."""
+    seconds, late = 0.0, []
+    slow = [each for each in running if each.token_seconds > SLOW_TOKEN]
+    for sequence in sorted(slow, key=lambda each: each.token_found):
+        if seconds and seconds + sequence.token_seconds > SLOW_TOKENS:
+            late.append(sequence)
+        else:
+            seconds += sequence.token_seconds
+    return [sequence for sequence in running if sequence not in late]

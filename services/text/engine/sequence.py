@@ -90,6 +90,16 @@ class Sequence:
         return self.missing == 1 and len(self.tokens) > self.prompt_tokens
 
     @property
+    def token_seconds(self) -> float:
+        """Processor time for finding the last token within the grammar."""
+        return self.constraint.token_seconds if self.constraint is not None else 0.0
+
+    @property
+    def token_found(self) -> float:
+        """When that was, by the processor time of the loop's thread."""
+        return self.constraint.last if self.constraint is not None else 0.0
+
+    @property
     def generated(self) -> int:
         """Number of tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens

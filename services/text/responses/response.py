@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from services.auth.caller import current_caller
 from services.errors import AllmError, InvalidRequest
 from services.text.conversation import OutputFormat, ReasoningEffort, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
@@ -94,8 +95,8 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failure_of(error: AllmError) -> Failure:
-    """Converts an error to the failure of a response."""
-    return Failure(code=error.code, message=error.message)
+    """Converts an error to the failure of a response, as the caller may see it."""
+    return Failure(code=error.code, message=current_caller().shown(error.message))
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

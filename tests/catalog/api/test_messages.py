@@ -118,6 +118,14 @@ async def test_methods_with_the_admin_scope(service: Service) -> None:
     assert code == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_process_reports_only_for_its_own_modality(service: Service) -> None:
+    report = pb.ReportModelStatusRequest(replica="text-1", modality=TEXT, leaving=True)
+    code, message = await refused(service.models.ReportModelStatus(report, metadata=own_process("audio")))
+    assert code == grpc.StatusCode.PERMISSION_DENIED
+    assert "role audio cannot report for text" in message
+    await service.models.ReportModelStatus(report, metadata=own_process())
+
+
 async def test_paths_of_the_host_are_for_the_admin_scope(service: Service) -> None:
     reason = f"{service.files}/small.gguf is missing (file://{service.files}/small.gguf, ALLM_X={service.files}/x y)"
     failed = status("small", FAILED, reason=reason)

@@ -82,6 +82,7 @@ def test_command_with_the_operators_key_calls_the_catalog_directly(tmp_path: Pat
         with connect(gateway, own, "", catalog) as connection:
             ask(connection)
         assert (len(at_gateway.shown), len(at_catalog.shown)) == (1, 2)
+        assert not any(HEADER in shown for shown in at_gateway.shown)
         for shown in at_catalog.shown:
             found = verify(shown[HEADER], PUBLIC, time.time())
             assert (found.subject, found.scopes) == ("service:operator/allm-models", {ADMIN})
@@ -93,6 +94,7 @@ def test_gateway_is_used_without_the_catalog(tmp_path: Path) -> None:
     with standing_in() as (gateway, at_gateway), connect(gateway, own, "", f"unix:{tmp_path}/none") as connection:
         ask(connection)
         assert len(at_gateway.shown) == 3
+        assert not any(HEADER in shown for shown in at_gateway.shown)  # any address that `--address` names
 
 
 def test_a_key_is_shown_to_the_gateway_with_every_call(tmp_path: Path) -> None:

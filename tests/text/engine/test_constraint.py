@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import array
+import itertools
 import json
 import random
 
 import pytest
 from llguidance import LLMatcher
 
-from bench.attack.text import large_schema
-from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
+from bench.attack.text import ambiguous_schema, large_schema
+from services.text.engine.constraint import TOKEN_SECONDS, Constraint, GrammarCompiler, Vocabulary
 from services.worker.messages import EngineError
 
 END = 256
@@ -111,6 +112,28 @@ def test_an_object_of_too_many_optional_properties_fails_once_it_begins() -> Non
     feed(constraint, b"{")
     allowed(constraint)
     assert constraint.fault.code == "INVALID_REQUEST"
+
+
+def test_an_answer_has_a_budget_of_processor_time_and_every_token_adds_to_it() -> None:
+    grammar = compiler().compile(schema({"type": "string"}))._matcher
+    for seconds in (TOKEN_SECONDS / 4, TOKEN_SECONDS * 2):  # for a mask, and as long for its token
+        constraint = Constraint(grammar.deep_copy(), itertools.count(0, seconds).__next__)
+        feed(constraint, b'"' + b"a" * 500)
+        assert (constraint.fault is None) == (seconds < TOKEN_SECONDS), seconds
+
+
+def test_a_grammar_whose_tokens_are_slow_to_find_ends_the_answer() -> None:
+    constraint = compiler().compile(schema(ambiguous_schema("array")))
+    for byte in b"[" + b"[[]]," * 1000:
+        allowed(constraint)
+        constraint.consume(byte)
+        if constraint.fault:
+            break
+    assert "too complex" in constraint.fault.message
+    again = {"$ref": "#/$defs/n"}
+    kinds = [{"type": "integer"}, *({"type": "array", "items": again, "maxItems": 1000 + at} for at in range(200))]
+    with pytest.raises(EngineError, match="too complex for the compiler"):
+        compiler().compile(schema({"$defs": {"n": {"anyOf": kinds}}, **again}))
 
 
 def test_a_grammar_that_would_take_long_to_compile_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -486,6 +487,19 @@ def test_a_heavy_client_gives_a_place_to_another() -> None:
     assert all(loop.text[request] == expected(prompt(request, 40), 30) for request in range(12))
     assert loop.pieces[7][-1].cached_tokens >= 40 // 16 * 16, "it goes on where it was"
     assert loop.runtime.samplers == 0
+
+
+def test_requests_whose_tokens_are_slow_to_find_take_turns() -> None:
+    loop = Loop(Counting(5000, sequences=8))
+    for request in range(6):
+        loop.ask(request, prompt(request, 4), client=f"slow{request % 2}", max_tokens=20, grammar="~" * 20)
+    loop.ask(100, prompt(50, 4), client="other", max_tokens=30)
+    loop.until_done(7)
+    assert [len(step) for step in loop.runtime.steps[:30]] == [7] + [3] * 29, "two slow ones and the other"
+    shares = Counter(sequence for step in loop.runtime.steps[1:30] for sequence, _ in step)
+    assert sorted(shares.values()) == [9, 9, 10, 10, 10, 10, 29]
+    assert all(loop.text[request] == "~" * 20 for request in range(6))
+    assert loop.text[100] == expected(prompt(50, 4), 30)
 
 
 def test_cells_that_run_out_are_taken_from_the_client_with_most_requests() -> None:
