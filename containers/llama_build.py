@@ -219,6 +219,7 @@ def cuda_flags(cache: Path, architectures: str) -> list[str]:
         f"-DCUDAToolkit_ROOT={root}",
         f"-DCMAKE_CUDA_COMPILER={root / 'bin/nvcc'}",
         f"-DCMAKE_BUILD_RPATH=$ORIGIN;{libraries}",
+        "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags",  # RPATH: LD_LIBRARY_PATH must not bring another CUDA
     ]
 
 

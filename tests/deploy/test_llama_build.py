@@ -46,6 +46,26 @@ def test_only_the_architectures_present_are_compiled(
     assert "-DCMAKE_CUDA_ARCHITECTURES=120" in script.cuda_flags(tmp_path, "120")
 
 
+def test_another_cuda_in_the_environment_does_not_take_the_place_of_the_builds_own(tmp_path: Path) -> None:
+    """RPATH, which cuda_flags asks for, comes before LD_LIBRARY_PATH; RUNPATH, the linker's default, after it."""
+    flags = [each for each in SCRIPT.read_text().splitlines() if "CMAKE_SHARED_LINKER_FLAGS" in each]
+    (linker,) = [each.split("=", 1)[1].split('"')[0] for each in flags]
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, value in ((own, 1), (other, 2)):
+        folder.mkdir()
+        compiled(folder / "libinner.so", f"int inner() {{ return {value}; }}")
+    outer = "int inner(); int outer() { return inner(); }"
+    compiled(tmp_path / "libouter.so", outer, f"-L{own}", "-linner", f"-Wl,-rpath,{own}", linker)
+    call = f"import ctypes; print(ctypes.CDLL({str(tmp_path / 'libouter.so')!r}).outer())"
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(other)}
+    assert subprocess.check_output([sys.executable, "-c", call], env=environ, text=True) == "1\n"
+
+
+def compiled(target: Path, source: str, *options: str) -> None:
+    command = ["cc", "-x", "c", "-shared", "-fPIC", "-o", target, "-", *options]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
 @pytest.mark.parametrize(
     ("driver", "gpus", "reason"),
     [
