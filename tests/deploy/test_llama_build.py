@@ -46,6 +46,17 @@ def test_only_the_architectures_present_are_compiled(
     assert "-DCMAKE_CUDA_ARCHITECTURES=120" in script.cuda_flags(tmp_path, "120")
 
 
+def test_a_build_that_crashes_is_not_used_and_leaves_the_calls_that_led_to_it(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script, "MODEL", ("json", "a.gguf"))  # any package
+    monkeypatch.setattr(script, "ANSWER", "import os\ndef decode():\n    os.kill(os.getpid(), 11)\ndecode()")
+    log = tmp_path / "llama-answer-cuda.log"
+    with pytest.raises(script.BuildError, match=rf"was killed by signal 11 \(log: {log}\)"):
+        script._answer("cuda", tmp_path / ".cuda-1")
+    assert "in decode" in log.read_text()
+
+
 def test_another_cuda_in_the_environment_does_not_take_the_place_of_the_builds_own(tmp_path: Path) -> None:
     """RPATH, which cuda_flags asks for, comes before LD_LIBRARY_PATH; RUNPATH, the linker's default, after it."""
     flags = [each for each in SCRIPT.read_text().splitlines() if "CMAKE_SHARED_LINKER_FLAGS" in each]
