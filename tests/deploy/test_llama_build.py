@@ -143,7 +143,7 @@ def test_libraries_that_cannot_answer_are_found(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stdout.startswith("the installed llama.cpp cannot be used on this machine: answering with")
+    assert done.stdout.startswith("the installed llama.cpp cannot be used on this machine: a small model does not")
 
 
 def test_nothing_is_built_without_a_gpu(tmp_path: Path) -> None:
