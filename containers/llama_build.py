@@ -177,8 +177,8 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
         shutil.copytree(source or _source(place), place / "partial", symlinks=True)
         if kind == "vulkan":
             without_layer_settings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan.cpp")
-        shutil.copy(AMX_TILES, place / "partial")
         (place / "partial").rename(place / "source")
+    shutil.copy(AMX_TILES, place / "source")
     environ = _with_tools(place)
     cmake, ninja = (shutil.which(tool, path=environ["PATH"]) or tool for tool in ("cmake", "ninja"))
     with log.open("wb") as file:
@@ -219,6 +219,7 @@ def cuda_flags(cache: Path, architectures: str) -> list[str]:
         f"-DCUDAToolkit_ROOT={root}",
         f"-DCMAKE_CUDA_COMPILER={root / 'bin/nvcc'}",
         f"-DCMAKE_BUILD_RPATH=$ORIGIN;{libraries}",
+        "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags",  # RPATH: LD_LIBRARY_PATH must not bring another CUDA
     ]
 
 
@@ -320,15 +321,18 @@ def _answer(device: str, folder: Path | None) -> None:
     packages = [importlib.util.find_spec(name) for name in (MODEL[0], "llama_cpp")]
     if not (all(packages) and packages[0].origin):
         return
-    command = [sys.executable, "-c", ANSWER, str(Path(packages[0].origin).with_name(MODEL[1])), device]
+    model = str(Path(packages[0].origin).with_name(MODEL[1]))
+    command = [sys.executable, "-X", "faulthandler", "-c", ANSWER, model, device]
     environ = {**os.environ, **({"LLAMA_CPP_LIB_PATH": str(folder)} if folder else {})}
     try:
         ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         raise BuildError(f"a small model did not answer within {ANSWER_SECONDS:g} s") from None
     if ran.returncode:
-        last = (ran.stderr.strip() or "no message").splitlines()[-1]
-        raise BuildError(f"answering with a small model ended with {ran.returncode}: {last}")
+        log = (folder or Path(sys.prefix, "lib")).with_name(f"llama-answer-{device or 'cpu'}.log")
+        log.write_text(ran.stderr, "utf-8")  # with the calls that led to a crash
+        how = f"was killed by signal {-ran.returncode}" if ran.returncode < 0 else f"ended with {ran.returncode}"
+        raise BuildError(f"a small model does not answer with it: the process {how} (log: {log})")
 
 
 def _key(source: Path | None, flags: Sequence[str]) -> str:

@@ -58,7 +58,8 @@ def on_device(runtime: Runtime, found: RuntimeDevices, setting: str) -> Runtime:
         if kind == CPU:
             break
         if kind in runtime.devices and (device := found.first(kind)):
-            return replace(runtime, device=kind, shares_host=device.shares_host, packs=device.packs)
+            own = 0 if device.shares_host else device.total
+            return replace(runtime, device=kind, shares_host=device.shares_host, packs=device.packs, gpu_bytes=own)
     if setting != AUTO:
         return replace(runtime, device=setting, lacking=found.missing.get(setting, ""))
     reasons = {why: None for kind, why in found.missing.items() if kind in runtime.devices and kind != _ONLY_APPLE}

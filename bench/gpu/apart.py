@@ -98,7 +98,9 @@ def graphs(folder: Path, device: str, sizes: Sizes) -> dict[str, Any]:
     warned: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("services.text.engine.runtimes.torch").addHandler(handler)
+    # A processor always expands 4-bit experts, which is a warning, too.
+    whose = "services.text.engine.runtimes.torch" + ("" if device == "cuda" else ".graphs")
+    logging.getLogger(whose).addHandler(handler)
     most = max(sizes.clients)
     threads = len(os.sched_getaffinity(0))
     asked = options(str(folder), most, threads=threads, gpu=device == "cuda", context=sizes.context_tokens)

@@ -1,4 +1,7 @@
-"""The report of the check: bench/results/gpu.md, bench/results/verified/*-cuda.json, and the table of docs/gpu.md."""
+"""The report of the check: bench/results/gpu.md, bench/results/verified/*-cuda.json, and the table of docs/gpu.md.
+
+The result of each part is kept in bench/results/gpu, so that parts may run on different days, on different machines.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from services.byte_count import bytes_word
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+KEPT = RESULTS / "gpu"
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- gpu-check: begin -->", "<!-- gpu-check: end -->"
 BESIDE = (
@@ -26,18 +30,21 @@ Document = Mapping[str, Any]
 
 def write(out: Path, *, record: bool) -> int:
     """Writes the report into `out`, and with `record` into the repository; returns the number of failed checks."""
-    documents = {part.name: _load(out / f"{part.name}.json") for part in PARTS}
+    found = {part.name: _load(out / f"{part.name}.json") for part in PARTS}
+    documents = found
+    if record:
+        documents = {name: document or _load(KEPT / f"{name}.json") for name, document in found.items()}
     device = json.loads((out / "device.json").read_text(encoding="utf-8"))
     text = page(documents, device)
     (out / "gpu.md").write_text(text, encoding="utf-8")
     print(f"{out / 'gpu.md'} is written", flush=True)
     if record:
         (RESULTS / "gpu.md").write_text(text, encoding="utf-8")
-        for document in documents.values():
+        for name, document in found.items():
             if document and not document["not_run"] and document["model"]:
-                _record(document)
+                _record(name, document)
         fill(PAGE, overview(documents, device))
-    checks = [check for document in documents.values() if document for check in document["checks"]]
+    checks = [check for document in found.values() if document for check in document["checks"]]
     return sum(check["verdict"] == "failed" for check in checks)
 
 
@@ -60,13 +67,11 @@ def page(documents: Mapping[str, Document | None], device: Document) -> str:
 def overview(documents: Mapping[str, Document | None], device: Document) -> str:
     """Formats the summary: the device, and a line for each part."""
     about = f"{device['name']}, {device['bytes_per_second'] / 1e9:,.0f} GB/s read and written by a copy"
-    times = sorted(document["time"] for document in documents.values() if document)
-    versions: dict[str, str] = next((each["versions"] for each in documents.values() if each), {})
-    said = ", ".join(f"{name} {version}" for name, version in versions.items())
+    latest = max((each for each in documents.values() if each), key=lambda each: str(each["time"]), default=None)
+    said = ", ".join(f"{name} {version}" for name, version in latest["versions"].items()) if latest else "never run"
     rows = [(part.name, part.runtime, part.about, *_outcome(documents[part.name])) for part in PARTS]
-    head = ("Part", "Runtime", "Model", "Result", "Memory taken / reckoned", "Bandwidth alone")
-    when = times[0][:10] if times else "never run"
-    return f"{about}; {said}; {when}.\n\n{_table(head, rows)}\n{_not_run(documents)}"
+    head = ("Part", "Runtime", "Model", "Result", "Memory taken / reckoned", "Bandwidth alone", "Run")
+    return f"{about}; {said}.\n\n{_table(head, rows)}\n{_not_run(documents)}"
 
 
 def _not_run(documents: Mapping[str, Document | None]) -> str:
@@ -92,11 +97,11 @@ def fill(path: Path, text: str) -> None:
     path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
 
 
-def _outcome(document: Document | None) -> tuple[str, str, str]:
+def _outcome(document: Document | None) -> tuple[str, str, str, str]:
     if document is None:
-        return "not run", "", ""
+        return "not run", "", "", ""
     if document["not_run"]:
-        return f"not run: {_cell(document['not_run'])}", "", ""
+        return f"not run: {_cell(document['not_run'])}", "", "", ""
     verdicts = [check["verdict"] for check in document["checks"]]
     words = {"passed": "passed", "failed": "**failed**", "skipped": "not run"}
     result = ", ".join(f"{verdicts.count(one)} {word}" for one, word in words.items() if one in verdicts)
@@ -106,7 +111,7 @@ def _outcome(document: Document | None) -> tuple[str, str, str]:
         memory = f"{bytes_word(max(0, figures['taken_bytes']))} / {bytes_word(figures['reckoned_bytes'])}"
     if "bandwidth_share" in figures:
         share = f"{100 * figures['bandwidth_share']:.0f}%"
-    return result, memory, share
+    return result, memory, share, str(document["time"])[:10]
 
 
 def _speeds(documents: Mapping[str, Document | None]) -> str:
@@ -135,15 +140,15 @@ def _part(name: str, document: Document) -> str:
     return f"{title}\n{about}\n\n{_table(('Check', 'Passed', 'Seen', 'Compared'), rows)}"
 
 
-def _record(document: Document) -> None:
+def _record(name: str, document: Document) -> None:
     from bench.verified import RESULTS as VERIFIED  # noqa: PLC0415
     from services.cli.verify.check import file_name  # noqa: PLC0415
 
-    VERIFIED.mkdir(parents=True, exist_ok=True)
     left = ("finished", "seconds", "not_run", "figures")
     content = {key: value for key, value in document.items() if key not in left}
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    (VERIFIED / file_name(content)).write_text(text, encoding="utf-8")
+    for path, what in ((VERIFIED / file_name(content), content), (KEPT / f"{name}.json", document)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(what, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _load(path: Path) -> Document | None:

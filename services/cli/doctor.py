@@ -36,7 +36,7 @@ EXTRAS: Mapping[str, tuple[str, str]] = {  # runtime -> the package that compute
 
 NO_GPU = (
     "none: there is neither an NVIDIA driver nor a GPU of AMD or Intel in /dev/dri (a container needs --gpus all, or "
-    "--device /dev/dri); models compute on the processor"
+    "--device /dev/dri)"
 )
 
 
@@ -83,7 +83,14 @@ async def examine(settings: Settings) -> list[Line]:
     registry = await open_registry(text.device, runtimes, asked.values())
     found = {name: task.result() for name, task in asked.items()}
     here = [_runtime(one, registry, found.get(one.name), missing.get(one.name, "")) for one in registry.runtimes]
-    return [_machine(), _gpus(found, settings), *here, _models(registry), _disk(settings.model.folder), _gateway()]
+    return [
+        _machine(),
+        _gpus(found, settings),
+        *here,
+        _models(registry, found),
+        _disk(settings.model.folder),
+        _gateway(),
+    ]
 
 
 def _machine() -> Line:
@@ -119,8 +126,10 @@ def _runtime(runtime: Runtime, registry: EngineRegistry, found: RuntimeDevices |
         return Line(runtime.name, f"computes on {where}{version}", runtime.lacking if _has_gpu(found) else "")
     if runtime.device == CPU or found.first(runtime.device):
         return Line(runtime.name, f"computes on {runtime.device}, as ALLM_DEVICE asks{version}")
-    why = runtime.lacking or f"it cannot compute on {runtime.device}"
-    return Line(runtime.name, f"serves nothing: ALLM_DEVICE={runtime.device}{version}", why, wanted=True)
+    never = f"it cannot compute on {runtime.device}; with ALLM_DEVICE=auto it takes the best device that it can use"
+    possible = runtime.device in runtime.devices
+    finding = f"serves nothing: ALLM_DEVICE={runtime.device}{version}"
+    return Line(runtime.name, finding, runtime.lacking if possible else never, wanted=possible)
 
 
 def _has_gpu(found: RuntimeDevices) -> bool:
@@ -128,7 +137,10 @@ def _has_gpu(found: RuntimeDevices) -> bool:
     return any(not no_sign_of(kind, {}) for kind in found.missing)
 
 
-def _models(registry: EngineRegistry) -> Line:
+def _models(registry: EngineRegistry, found: Mapping[str, RuntimeDevices]) -> Line:
+    here = [one for one in registry.runtimes if one.name in found]
+    if not any(one.device == CPU or found[one.name].first(one.device) for one in here):
+        return Line("models", f"none: no runtime here can compute on {registry.device}")
     if registry.forced:
         return Line("models", "of any size that fits into memory")
     return Line("models", f"on the processor up to {bytes_word(CPU_LIMIT_BYTES)} (ALLM_DEVICE=cpu lifts the limit)")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 
-from allm.models.v1 import figures_pb2, machine_service_pb2
+from allm.models.v1 import figures_pb2, machine_service_pb2, model_pb2
 from google.protobuf import duration_pb2
 from rich.console import Console
 from rich.live import Live
@@ -17,14 +17,18 @@ from rich.text import Text
 from services.byte_count import bytes_word
 from services.cli.models.catalog import session
 from services.cli.models.connection import Connection, Lost, Refused, readable_errors
-from services.cli.models.listing import time_word
-from services.cli.models.page import Page, document, enum_word, modality_word, print_document
+from services.cli.models.listing import detail, time_word
+from services.cli.models.page import Page, document, enum_word, modality_word, print_document, state_word
+from services.residency.memory.memory_estimate import HOST, share_of
 
 NOTHING = "-"
 MEMORY = ("MEMORY", "USED", "OF", "SHARE", "THRESHOLD")
 COUNTS = ("REPLICAS", "RUNNING", "WAITING")
 RATES = ("TOKENS/S", "PROMPT/S", "AUDIO S/S", "IMAGES/S")
 TRAFFIC = ("SERVICE", *COUNTS, *RATES, "FIRST P50", "P95", "P99", "REQUEST P50", "P95", "P99")
+MODELS = ("MODEL", "STATE", "COMPUTES", "RESERVED", "DETAIL")
+MODEL_ORDER = {"loaded": 0, "ready": 2}  # the others, of which DETAIL says why, stand between them
+MAX_MODELS = 20
 EVENTS = ("TIME", "EVENT", "REPLICA", "MODEL")
 SILENT_SECONDS = 6.0  # three intervals of samples
 PAST_SECONDS = 900  # age of the oldest events shown
@@ -33,9 +37,12 @@ Shown = tuple[machine_service_pb2.MachineSample, list[figures_pb2.MachineEvent]]
 
 
 def show_machine(
-    page: Page, sample: machine_service_pb2.MachineSample, events: Sequence[figures_pb2.MachineEvent]
+    page: Page,
+    sample: machine_service_pb2.MachineSample,
+    events: Sequence[figures_pb2.MachineEvent],
+    models: Sequence[model_pb2.Model],
 ) -> None:
-    """Shows memory, each service's load, and the latest events."""
+    """Shows memory, each service's load, the models with the device that computes them, and the latest events."""
     rows = [row for host in sample.hosts for row in _memory(host)]
     if rows:
         page.table(MEMORY, rows, right=frozenset(MEMORY[1:]))
@@ -44,17 +51,42 @@ def show_machine(
         page.say("no service is running")
         return
     page.table(TRAFFIC, [_traffic(each) for each in sample.traffic], right=frozenset(TRAFFIC[1:]))
+    if models:
+        page.say("")
+        rows = sorted((_model(model) for model in models), key=lambda row: MODEL_ORDER.get(row[1], 1))
+        page.table(MODELS, rows[:MAX_MODELS], right=frozenset({"RESERVED"}))
+        if len(rows) > MAX_MODELS:
+            page.say(f"and {len(rows) - MAX_MODELS} more: allm models list")
     if events:
         page.say("")
         page.table(EVENTS, [_event(each) for each in events])
 
 
+def _model(model: model_pb2.Model) -> tuple[str, ...]:
+    """Returns a model's row; a model in memory has the state `loaded`."""
+    used = {(one.runtime, one.device): None for one in model.replicas if one.runtime}
+    reserved = sum(one.memory.reserved_bytes for one in model.replicas)
+    return (
+        model.id,
+        "loaded" if reserved and state_word(model.state) == "ready" else state_word(model.state),
+        ", ".join(f"{runtime} on {device}" for runtime, device in used) or NOTHING,
+        bytes_word(reserved) if reserved else NOTHING,
+        detail(model),
+    )
+
+
 def _memory(host: machine_service_pb2.Host) -> list[tuple[str, ...]]:
-    places = [(host.name, host.used_bytes, host.total_bytes)]
-    places += [(f"{host.name} {device.name}", device.used_bytes, device.total_bytes) for device in host.devices]
+    places = [(HOST, host.name, host.used_bytes, host.total_bytes)]
+    places += [(one.name, f"{host.name} {one.name}", one.used_bytes, one.total_bytes) for one in host.devices]
     return [
-        (name, bytes_word(used), bytes_word(total), _share(used, total), f"{host.threshold_share:.0%}")
-        for name, used, total in places
+        (
+            name,
+            bytes_word(used),
+            bytes_word(total),
+            _share(used, total),
+            f"{share_of(device, host.threshold_share):.0%}",
+        )
+        for device, name, used, total in places
     ]
 
 
@@ -103,7 +135,7 @@ def show_once(address: str, as_json: bool) -> None:
         if as_json:
             print_document({"sample": document(sample), "events": [document(each) for each in events]})
         else:
-            show_machine(Page(), sample, events)
+            show_machine(Page(), sample, events, at.catalog.models().models)
 
 
 def show_on(address: str, console: Console) -> None:
@@ -112,7 +144,7 @@ def show_on(address: str, console: Console) -> None:
         for sample, events in samples(at.connection):
             drawn = Console(file=io.StringIO(), force_terminal=True, width=console.width, highlight=False)
             with drawn.capture() as shown:
-                show_machine(Page(drawn), sample, events)
+                show_machine(Page(drawn), sample, events, at.catalog.models().models)
             live.update(Text.from_ansi(shown.get()), refresh=True)
 
 

@@ -10,6 +10,7 @@ from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Mode
 from services.models.runtimes import RUNTIMES, Runtime
 
 GIB = 1024**3
+_REMEDY = " (with ALLM_DEVICE=auto each runtime takes the best device that it can use)"
 CPU_LIMIT_BYTES = 4 * GIB  # most weights that `ALLM_DEVICE=auto` accepts without a GPU
 
 
@@ -119,7 +120,7 @@ class EngineRegistry:
     def _inability_here(self, runtime: Runtime, model: ModelFacts) -> str:
         """Returns why a runtime that supports the model cannot run it on this machine; empty if it can."""
         if runtime.device not in runtime.devices:
-            return f"it does not run on {runtime.device}"
+            return f"it does not run on {runtime.device}{_REMEDY if self.forced else ''}"
         if runtime.gpu and runtime.lacking:
             return f"{runtime.name} cannot compute on {runtime.device} here: {runtime.lacking}"
         if not runtime.gpu and not self.forced and _memory(model) > CPU_LIMIT_BYTES:
@@ -152,16 +153,17 @@ class EngineRegistry:
         if not left:
             quantised = f"weights of {model.architecture} quantised with {model.quantization!r}"
             return f"{model.id}: {quantised} are not supported by {names}"
-        return self._refusal_of_place(model, engine, left, names)
+        return self._refusal_of_place(model, engine, left)
 
-    def _refusal_of_place(self, model: ModelFacts, engine: EngineSettings, left: list[Runtime], names: str) -> str:
+    def _refusal_of_place(self, model: ModelFacts, engine: EngineSettings, left: list[Runtime]) -> str:
         """Explains why the runtimes in `left`, which can read the model, cannot run it on this machine."""
+        names = ", ".join(runtime.name for runtime in left)
         if engine.pipeline_parallel > 1:
             left = [runtime for runtime in left if runtime.pipelines]
             if not left:
                 return f"{model.id}: {names} cannot divide it into stages, and {_stages(engine)}"
         if not any(runtime.device in runtime.devices for runtime in left):
-            return f"{model.id}: {names} cannot run it on {left[0].device}"
+            return f"{model.id}: {names} cannot run it on {left[0].device}{_REMEDY if self.forced else ''}"
         reasons = {runtime.name: self._inability_here(runtime, model) for runtime in left}
         if len(set(reasons.values())) == 1:
             return f"{model.id}: {next(iter(reasons.values()))}"

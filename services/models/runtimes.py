@@ -31,6 +31,7 @@ class Runtime:
     lacking: str = ""  # why it cannot use the requested device or, with `auto`, any GPU
     shares_host: bool = False  # whether the memory of its GPU is the host's
     packs: bool = False  # whether its GPU computes the experts of gpt-oss packed in MXFP4
+    gpu_bytes: int = 0  # memory of its GPU, if the GPU has its own and it can be read
 
     @property
     def gpu(self) -> bool:

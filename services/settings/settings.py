@@ -120,7 +120,8 @@ class ResidencySettings:
     SECTION: ClassVar = "Memory"
     folder: Path = Path("$ALLM_HOME/ledger")  # the ledger that the services of a host share
     threshold: float = setting.number("ALLM_MEMORY_THRESHOLD", 0.9, 0.1, 1.0, "share", MODALITIES)
-    """share of host or device memory above which idle models are unloaded, the least recently used first"""
+    """share of the host's memory above which idle models are unloaded, the least recently used first, and no more are
+    admitted; of a GPU's memory half as much stays free: 0.95 of it with 0.9"""
     host_bytes: int = setting.integer(
         "ALLM_HOST_MEMORY_BYTES",
         0,

@@ -16,6 +16,7 @@ from services.settings.modality_settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.engine.runtimes.vllm.arguments import eager
 from services.text.loaded import LoadedEncoder, LoadedTextModel
+from services.text.memory_estimate import fit_cache
 from services.text.runtime_availability import llama_environ
 from services.text.template_process import TemplateProcess
 from services.worker.process import WorkerProcess, WorkerStart, available_cores, worker_environ
@@ -71,10 +72,11 @@ class TextManager(ModelManager[TextResident]):
     def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
         """Returns the engine options of a model under a runtime, for its worker and its memory estimate.
 
-        Options registered with the model take precedence over the settings.
+        Options registered with the model take precedence over the settings. The size of the cache, if neither says it,
+        is reduced if the model would not fit its GPU (fit_cache).
         """
         settings, own = self._settings, descriptor.engine
-        return EngineOptions(
+        options = EngineOptions(
             model_id=descriptor.id,
             path=str(descriptor.primary),
             threads=settings.threads or available_cores(),
@@ -93,6 +95,7 @@ class TextManager(ModelManager[TextResident]):
             compiled=settings.vllm_compile,
             ray_address=settings.ray_address,
         )
+        return fit_cache(settings, descriptor, runtime, options)
 
     def _environ(self, runtime: Runtime, options: EngineOptions) -> Mapping[str, str]:
         environ = text_environ(options.threads, gpu=options.gpu)

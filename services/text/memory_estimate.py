@@ -25,21 +25,26 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (`[llm].attention.*`, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header
 from services.models.runtimes import Runtime
-from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
+from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of, share_of
 from services.settings.modality_settings import MIB, TextSettings
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
 from services.text.engine.runtimes.vllm.arguments import cache_blocks
 from services.text.engine.token_budget import step_tokens
+
+log = logging.getLogger(__name__)
 
 # Memory of a worker that has imported its runtime, on x86-64.
 WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB, "vllm": 580 * MIB}
@@ -49,6 +54,9 @@ _ENCODER_TOKENS = 8192
 _ENCODER_BATCH = 2048
 _KERNELS = 32 * MIB
 _COMPILER = 128 * MIB  # torch's compiler, in the worker
+_LEAST_CONTEXT = 4096  # tokens: a model that leaves room for less is refused
+_USABLE = share_of("a GPU", 0.9)  # of a GPU's memory, as installed
+_OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
 Parts = dict[str, int]
 Options = Callable[[ModelDescriptor, Runtime], EngineOptions]
@@ -114,6 +122,35 @@ class TextMemoryEstimate:
             "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
             "compute": compute + compiling + 800 * shape.vocabulary + _KERNELS,
         }
+
+
+def fit_cache(
+    settings: TextSettings, descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions
+) -> EngineOptions:
+    """Returns the options with a context, and a cache of one context, that let the model fit its GPU.
+
+    The context is halved as often as needed, if nobody has set its size or the cache's, and if halving suffices.
+    """
+    gpu = gpu_of(runtime)
+    if not runtime.gpu_bytes or options.context_tokens or options.kv_tokens:
+        return options
+
+    def fits(candidate: EngineOptions) -> bool:
+        needed = TextMemoryEstimate(settings, lambda *_: candidate)(descriptor, runtime).devices[gpu]
+        return needed <= runtime.gpu_bytes * _USABLE - _OTHERS
+
+    try:
+        if fits(options):
+            return options
+        tokens = context_size(options, descriptor.context_tokens)
+        while tokens >= _LEAST_CONTEXT:
+            smaller = replace(options, context_tokens=tokens, kv_tokens=tokens)
+            if fits(smaller):
+                return smaller
+            tokens //= 2
+    except (AllmError, GgufError, OSError, ValueError) as error:
+        log.info("cannot estimate a model's memory", extra={"model": descriptor.id, "reason": str(error)})
+    return options
 
 
 def _stays_packed(descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime) -> bool:

@@ -7,6 +7,7 @@ the service dies, its end of the socket closes, and the worker ends immediately,
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -44,6 +45,7 @@ def run_worker(messages: Any, first: type[L], load: Callable[[L, BlockingChannel
         load: loads the model. May raise EngineError, which is sent to the service.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    faulthandler.enable()  # a crash of native code leaves the lines that called it in the log, and no data
     channel: BlockingChannel[Any] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), messages)
     message = channel.receive()
     if not isinstance(message, first):

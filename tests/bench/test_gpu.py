@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import verified
 from bench.gpu import answers, report
 from bench.gpu.parts import PARTS
 from bench.gpu.result import Failed, NotRun, Result
@@ -118,6 +119,30 @@ def test_the_page_keeps_what_is_outside_of_the_markers(tmp_path: Path) -> None:
     report.fill(page, "new")
     assert page.read_text() == f"before {report.BEGIN}\n\nnew\n{report.END} after"
     assert report.PAGE.read_text().count(report.BEGIN) == report.PAGE.read_text().count(report.END) == 1
+
+
+def test_parts_of_earlier_runs_stay_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results"
+    (results / "gpu").mkdir(parents=True)
+    docs = tmp_path / "gpu-docs.md"
+    docs.write_text(f"{report.BEGIN} {report.END}")
+    for name, value in (("RESULTS", results), ("KEPT", results / "gpu"), ("PAGE", docs)):
+        monkeypatch.setattr(report, name, value)
+    monkeypatch.setattr(verified, "RESULTS", results / "verified")
+    for run, part in enumerate(("qwen3", "minilm")):  # each on a machine that knows nothing of the other
+        out = tmp_path / f"out-{run}"
+        out.mkdir()
+        (out / "device.json").write_text('{"name": "card", "bytes_per_second": 1e12}')
+        head = {"model": f"bench/{part}", "runtime": "torch", "device": "cuda"}
+        result = Result(out / f"{part}.json", head)
+        with result.check("a", "nothing"):
+            pass
+        result.finish()
+        assert report.write(out, record=True) == 0
+    rows = {line.split("|")[1].strip(): line for line in docs.read_text().splitlines() if line.startswith("| ")}
+    assert "| 1 passed |" in rows["qwen3"]
+    assert "| 1 passed |" in rows["minilm"]
+    assert "| not run |" in rows["whisper"]
 
 
 def test_the_docs_name_what_has_not_run_in_the_part_that_is_overwritten() -> None:

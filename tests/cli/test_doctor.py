@@ -45,6 +45,7 @@ def test_a_device_that_is_asked_for_and_not_there_is_the_exit_status() -> None:
     ran = run(ALLM_DEVICE="cuda")
     assert ran.returncode == 1
     assert "serves nothing: ALLM_DEVICE=cuda" in ran.stdout
+    assert "none: no runtime here can compute on cuda" in ran.stdout
     assert "Missing for llama_cpp, torch, whisper, faster_whisper, diffusers: no NVIDIA driver" in ran.stdout
 
 
@@ -91,6 +92,17 @@ async def test_a_build_without_cuda_is_told_with_its_remedy(machine: dict[str, R
     assert (found["llama_cpp"].finding, found["llama_cpp"].missing) == ("computes on the processor (1.0)", reason)
     assert not found["llama_cpp"].wanted, "under `auto` nobody asks for it"
     assert (await lines("cuda"))["llama_cpp"].wanted
+
+
+async def test_a_runtime_that_never_computes_on_a_device_is_no_fault(machine: dict[str, RuntimeDevices]) -> None:
+    """On a GPU of AMD with ALLM_DEVICE=vulkan, everything that can be there is there."""
+    gpu = FoundDevice("vulkan", "vulkan:0", "AMD Radeon", 16 * GIB, 15 * GIB)
+    for name in RUNTIMES:
+        machine[name] = RuntimeDevices(name, "1.0", (gpu,) if name == "llama_cpp" else (), {})
+    found = await lines("vulkan")
+    assert found["llama_cpp"].finding == "computes on vulkan, as ALLM_DEVICE asks (1.0)"
+    assert not any(line.wanted for line in found.values())
+    assert "with ALLM_DEVICE=auto it takes the best device" in found["torch"].missing
 
 
 async def test_a_driver_that_is_too_old_is_told(machine: dict[str, RuntimeDevices]) -> None:

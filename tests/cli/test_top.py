@@ -14,7 +14,14 @@ from typing import Any
 import grpc
 import pytest
 import typer
-from allm.models.v1 import figures_pb2, machine_service_pb2, machine_service_pb2_grpc, model_pb2
+from allm.models.v1 import (
+    figures_pb2,
+    machine_service_pb2,
+    machine_service_pb2_grpc,
+    model_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -66,6 +73,21 @@ def evicted(model: str) -> figures_pb2.MachineEvent:
 SYNCED = machine_service_pb2.WatchMachineResponse(synced=machine_service_pb2.MachineSynced())
 
 
+class Models(model_service_pb2_grpc.ModelServiceServicer):
+    """A catalog with a loaded model, one that waits for a request, and one that cannot run."""
+
+    def ListModels(self, request: Any, context: Any) -> model_service_pb2.ListModelsResponse:  # noqa: N802
+        found = [
+            model_pb2.Model(id="idle", state=model_pb2.MODEL_STATE_READY),
+            model_pb2.Model(id="never", state=model_pb2.MODEL_STATE_UNSUPPORTED, reason="never: no driver is loaded"),
+            model_pb2.Model(id="used", state=model_pb2.MODEL_STATE_READY),
+        ]
+        for model, reserved in ((found[0], 0), (found[2], GIB)):
+            replica = model.replicas.add(replica="text-1", runtime="llama_cpp", device="vulkan", state=model.state)
+            replica.memory.reserved_bytes = reserved
+        return model_service_pb2.ListModelsResponse(models=found)
+
+
 class Machine(machine_service_pb2_grpc.MachineServiceServicer):
     """A machine service that sends the given events and then waits, or refuses the call."""
 
@@ -87,6 +109,7 @@ def running(machine: Machine) -> Iterator[str]:
     """Serves `machine`; yields its address."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     machine_service_pb2_grpc.add_MachineServiceServicer_to_server(machine, server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
@@ -114,9 +137,15 @@ def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["MEMORY", "USED", "OF", "SHARE", "THRESHOLD"]
     assert lines[1].split() == ["box", "4.0", "GiB", "10", "GiB", "40%", "90%"]
-    assert lines[2].split() == ["box", "cuda:0", "2.0", "GiB", "8.0", "GiB", "25%", "90%"]
+    assert lines[2].split() == ["box", "cuda:0", "2.0", "GiB", "8.0", "GiB", "25%", "95%"]
     (text,) = (line.split() for line in lines if line.startswith("text"))
     assert text == ["text", "2", "3", "1", "1,234", "0", *"-----", "250", "ms", "2.5", "s", "61.2", "s"]
+    start = next(place for place, line in enumerate(lines) if line.startswith("MODEL"))
+    assert [line.split() for line in lines[start + 1 : start + 4]] == [
+        ["used", "loaded", "llama_cpp", "on", "vulkan", "1.0", "GiB"],
+        ["never", "unsupported", "-", "-", "no", "driver", "is", "loaded"],
+        ["idle", "ready", "llama_cpp", "on", "vulkan", "-"],
+    ]
     reported = [line for line in lines if "evicted (pressure)" in line]
     assert [line.split()[-1] for line in reported] == ["second", "first"], "the latest first"
     assert machine.ended.wait(LONG), "it watches no longer"

@@ -46,6 +46,37 @@ def test_only_the_architectures_present_are_compiled(
     assert "-DCMAKE_CUDA_ARCHITECTURES=120" in script.cuda_flags(tmp_path, "120")
 
 
+def test_a_build_that_crashes_is_not_used_and_leaves_the_calls_that_led_to_it(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script, "MODEL", ("json", "a.gguf"))  # any package
+    monkeypatch.setattr(script, "ANSWER", "import os\ndef decode():\n    os.kill(os.getpid(), 11)\ndecode()")
+    log = tmp_path / "llama-answer-cuda.log"
+    with pytest.raises(script.BuildError, match=rf"was killed by signal 11 \(log: {log}\)"):
+        script._answer("cuda", tmp_path / ".cuda-1")
+    assert "in decode" in log.read_text()
+
+
+def test_another_cuda_in_the_environment_does_not_take_the_place_of_the_builds_own(tmp_path: Path) -> None:
+    """RPATH, which cuda_flags asks for, comes before LD_LIBRARY_PATH; RUNPATH, the linker's default, after it."""
+    flags = [each for each in SCRIPT.read_text().splitlines() if "CMAKE_SHARED_LINKER_FLAGS" in each]
+    (linker,) = [each.split("=", 1)[1].split('"')[0] for each in flags]
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, value in ((own, 1), (other, 2)):
+        folder.mkdir()
+        compiled(folder / "libinner.so", f"int inner() {{ return {value}; }}")
+    outer = "int inner(); int outer() { return inner(); }"
+    compiled(tmp_path / "libouter.so", outer, f"-L{own}", "-linner", f"-Wl,-rpath,{own}", linker)
+    call = f"import ctypes; print(ctypes.CDLL({str(tmp_path / 'libouter.so')!r}).outer())"
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(other)}
+    assert subprocess.check_output([sys.executable, "-c", call], env=environ, text=True) == "1\n"
+
+
+def compiled(target: Path, source: str, *options: str) -> None:
+    command = ["cc", "-x", "c", "-shared", "-fPIC", "-o", target, "-", *options]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
 @pytest.mark.parametrize(
     ("driver", "gpus", "reason"),
     [
@@ -112,7 +143,7 @@ def test_libraries_that_cannot_answer_are_found(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stdout.startswith("the installed llama.cpp cannot be used on this machine: answering with")
+    assert done.stdout.startswith("the installed llama.cpp cannot be used on this machine: a small model does not")
 
 
 def test_nothing_is_built_without_a_gpu(tmp_path: Path) -> None:

@@ -85,7 +85,15 @@ def test_a_missing_capability_or_device_is_refused() -> None:
     registry = EngineRegistry("cpu", forced=False)
     assert "llama_cpp does not offer embed" in refusal(registry, descriptor(capabilities=frozenset({"embed"})))
     registry = EngineRegistry("cpu", forced=False, runtimes=(OTHER,))
-    assert "other cannot run it on cpu" in refusal(registry, descriptor())
+    assert refusal(registry, descriptor()) == "m: other cannot run it on cpu"
+    ctranslate2 = descriptor(
+        modality="audio",
+        format="whisper",
+        architecture="whisper_ctranslate2",
+        capabilities=frozenset({"transcription"}),
+    )
+    message = refusal(EngineRegistry("mps", forced=True), ctranslate2)
+    assert message.startswith("m: faster_whisper cannot run it on mps (with ALLM_DEVICE=auto each runtime takes ")
 
 
 def test_an_architecture_may_be_known_for_one_thing_and_not_for_another() -> None:

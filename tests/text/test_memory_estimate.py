@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.gguf_header import GgufHeader, read_header
 from services.models.runtimes import RUNTIMES, Runtime
+from services.residency.memory.admission import Admission
+from services.residency.memory.device_memory import DeviceMemory
+from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.ledger import Ledger, LedgerSync
+from services.residency.memory.readings import Readings
+from services.residency.memory.reservation import NeverFits, NoRoom, Reservation
+from services.residency.slot import Slot
+from services.settings.modality_settings import MIB
 from services.settings.settings import load_settings
 from services.text.manager import TextManager
 from services.text.memory_estimate import ConfigShape, GgufShape, TextMemoryEstimate
@@ -60,17 +69,73 @@ def gpt_oss(tmp_path: Path) -> ModelDescriptor:
     )
 
 
+def on_a_gpu(name: str, *, packs: bool, gpu_bytes: int = 0) -> Runtime:
+    """Returns a runtime on an NVIDIA GPU."""
+    runtime = next(one for one in RUNTIMES if one.name == name)
+    return replace(runtime, device="cuda", packs=packs, gpu_bytes=gpu_bytes)
+
+
 def reckoned(model: ModelDescriptor, name: str, *, packs: bool, **environ: str) -> int:
     """Returns the bytes on an NVIDIA GPU, with the settings as installed."""
-    runtime: Runtime = replace(next(one for one in RUNTIMES if one.name == name), device="cuda", packs=packs)
     settings = load_settings(environ).text
-    return TextMemoryEstimate(settings, TextManager(settings).options)(model, runtime).devices["cuda:0"]
+    estimate = TextMemoryEstimate(settings, TextManager(settings).options)
+    return estimate(model, on_a_gpu(name, packs=packs)).devices["cuda:0"]
 
 
-@pytest.mark.parametrize("runtime", ["torch", "vllm"])
-def test_a_card_of_16_gib_holds_gpt_oss(gpt_oss: ModelDescriptor, runtime: str) -> None:
-    found = reckoned(gpt_oss, runtime, packs=True)
-    assert FILES < found < 15.7 * GIB, "the driver keeps some memory of such a card"
+async def admitted(model: ModelDescriptor, runtime: Runtime, folder: Path, used: int, **environ: str) -> Reservation:
+    """Returns a model's reservation on a GPU of which `used` bytes are used, on a host of 64 GiB.
+
+    Raises NeverFits or NoRoom.
+    """
+    settings = load_settings({"ALLM_HOME": str(folder), **environ})
+    manager = TextManager(settings.text)
+    readings = Readings(
+        host=lambda: HostMemory(total=64 * GIB, used=GIB, source="a test"),
+        devices=lambda: [DeviceMemory("cuda:0", runtime.gpu_bytes, used)],
+    )
+    ledger = await Ledger.open(settings.residency.folder, "unix:nobody", "text")
+    slot: Slot[Any] = Slot(model, runtime)
+    needed = TextMemoryEstimate(settings.text, manager.options)
+    sync = LedgerSync(manager, ledger, readings)
+    try:
+        await Admission(manager, ledger, sync, needed, settings.residency, readings, patience=0).enter(slot)
+    finally:
+        await ledger.close()
+    assert slot.reservation
+    return slot.reservation
+
+
+@pytest.mark.parametrize("name", ["torch", "vllm"])
+async def test_a_card_of_16_gib_holds_gpt_oss(gpt_oss: ModelDescriptor, name: str, tmp_path: Path) -> None:
+    """As installed: the cache is as small as needed. An RTX 4080 has 16,376 MiB, its driver takes some hundred."""
+    runtime = on_a_gpu(name, packs=True, gpu_bytes=16_376 * MIB)
+    reservation = await admitted(gpt_oss, runtime, tmp_path, used=450 * MIB)
+    assert FILES < reservation.devices["cuda:0"] < 15 * GIB
+    options = TextManager(load_settings({}).text).options(gpt_oss, runtime)
+    assert (options.context_tokens, options.kv_tokens) == (16_384, 16_384)
+    larger = on_a_gpu(name, packs=True, gpu_bytes=24 * GIB)
+    options = TextManager(load_settings({}).text).options(gpt_oss, larger)
+    assert (options.context_tokens, options.kv_tokens) == (0, 0), "with room it is as installed"
+
+
+@pytest.mark.parametrize("name", ["torch", "vllm"])
+async def test_a_card_that_is_too_small_is_refused_with_both_figures(
+    gpt_oss: ModelDescriptor, name: str, tmp_path: Path
+) -> None:
+    for runtime, environ, needed, usable in (
+        (on_a_gpu(name, packs=True, gpu_bytes=12 * GIB), {}, r".*\b15 GiB on cuda:0", r"11 GiB of 12 GiB"),
+        (on_a_gpu(name, packs=False, gpu_bytes=16 * GIB), {}, r".*\b4[12] GiB on cuda:0", r"15 GiB of 16 GiB"),
+        (  # a size that somebody has set is not reduced
+            on_a_gpu(name, packs=True, gpu_bytes=16 * GIB),
+            {"ALLM_KV_TOKENS": "65536"},
+            r".*\b17 GiB on cuda:0",
+            r"15 GiB of 16 GiB",
+        ),
+    ):
+        with pytest.raises(NeverFits, match=rf"needs {needed} .*weights .* of cuda:0 {usable} may be used"):
+            await admitted(gpt_oss, runtime, tmp_path, used=0, **environ)
+    with pytest.raises(NoRoom, match=r"needs .*\b15 GiB on cuda:0 .*free: 8\.\d GiB of cuda:0"):
+        await admitted(gpt_oss, on_a_gpu(name, packs=True, gpu_bytes=16 * GIB), tmp_path, used=7 * GIB)
 
 
 def test_experts_are_reckoned_expanded_where_they_do_not_stay_packed(gpt_oss: ModelDescriptor) -> None:

@@ -21,7 +21,7 @@ from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
 from services.cli.serve.serve import MOVES
 from services.text.runtime_availability import llama_devices, llama_library
 from tests.demo_model import demo_model
-from tests.operator_side import PATIENCE_SECONDS, Operator, Reply
+from tests.operator_side import PATIENCE_SECONDS, Operator
 from tests.stack import MODEL, environment, running_stack
 from tests.text.service import workers
 from tests.verification.random_gguf import write_glm4
@@ -71,7 +71,6 @@ def on_the_processor(operator: Operator) -> list[Any]:
     operator.until(lambda: "is running again" in (operator.stack.home / "output.txt").read_text())
     operator.until(lambda: replica(operator, SMALL)["device"] == "vulkan")
     operator.until(lambda: operator.chat("unknown").status == 404)  # the gateway sees the service again
-    load(operator, SMALL)
     return words
 
 
@@ -83,37 +82,34 @@ def replica(operator: Operator, model_id: str) -> dict[str, Any]:
 
 def most_likely(operator: Operator) -> list[Any]:
     """Returns the small model's continuation at temperature 0: tokens with their log probabilities."""
-    reply = answer(operator, SMALL, max_tokens=24, logprobs=True, ignore_eos=True)
-    return [(each["token"], each["logprob"]) for each in reply.json["choices"][0]["logprobs"]["content"]]
+    choice = continuation(operator, SMALL, max_tokens=24, logprobs=0, ignore_eos=True)
+    return list(zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True))
 
 
-def answer(operator: Operator, model_id: str, **asked: Any) -> Reply:
-    """Returns an answer; repeats the request if the driver has ended the worker, which a new one then replaces.
+def continuation(operator: Operator, model_id: str, **asked: Any) -> dict[str, Any]:
+    """Returns the continuation of a short prompt (a token of the demo model takes half a second); loads the model.
 
     Mesa's software device ends about one of forty processes with a segmentation fault within llama_decode, when it
-    compiles its shaders anew and the machine's cores are busy.
+    compiles its shaders anew and the machine's cores are busy; and it may compile for minutes, once per machine. Then
+    the request is repeated.
     """
-    for _ in range(CRASHES):
-        reply = operator.chat(model_id, **asked)
-        if reply.status != 500 or "killed by SIGSEGV" not in reply.error["message"]:
-            break
-        load(operator, model_id)
-    assert reply.status == 200, reply
-    return reply
+    deadline, crashes = time.monotonic() + LOAD_SECONDS, 0
+    body = {"model": model_id, "prompt": "The capital of France is", "temperature": 0, **asked}
+    while True:
+        with suppress(TimeoutError):
+            reply = operator.call("POST", "/v1/completions", body)
+            if reply.status == 200:
+                choice: dict[str, Any] = reply.json["choices"][0]
+                return choice
+            crashes += "killed by SIGSEGV" in reply.error["message"]
+            assert crashes <= CRASHES, reply
+            assert reply.status in (500, 503), reply
+        assert time.monotonic() < deadline, operator.stack.output()
 
 
 def loaded(operator: Operator) -> set[str]:
     """Returns the models in memory."""
     return {name for name, model in operator.all().items() if model["state"] == "loaded"}
-
-
-def load(operator: Operator, model_id: str) -> None:
-    """Loads a model, and repeats the request: the software device may compile shaders for minutes, once per machine."""
-    deadline = time.monotonic() + LOAD_SECONDS
-    while model_id not in loaded(operator):
-        assert time.monotonic() < deadline, operator.stack.output()
-        with suppress(TimeoutError):
-            operator.chat(model_id, max_tokens=1)
 
 
 def device_memory(operator: Operator) -> machine_service_pb2.Device:
@@ -157,10 +153,8 @@ def test_its_memory_is_read(operator: Operator, on_the_processor: list[Any]) -> 
 
 
 def test_a_real_model_answers_and_the_other_one_leaves(operator: Operator, on_the_processor: list[Any]) -> None:
-    most_likely(operator)
     assert loaded(operator) == {SMALL}
-    load(operator, MODEL)
-    assert answer(operator, MODEL, max_tokens=8).text == "The capital of France is Paris."
+    assert continuation(operator, MODEL, max_tokens=2)["text"] == " Paris."
     operator.until(lambda: loaded(operator) == {MODEL})
     assert replica(operator, MODEL)["device"] == "vulkan"
     assert replica(operator, MODEL)["memory"]["reserved_bytes"] > demo_model().stat().st_size
@@ -182,10 +176,10 @@ def test_a_model_that_is_larger_than_the_device_is_refused(operator: Operator, o
 
 
 def test_a_killed_worker_gives_its_memory_back(operator: Operator, on_the_processor: list[Any]) -> None:
-    load(operator, SMALL)
-    tokens = [token for token, _ in most_likely(operator)]
+    assert loaded(operator) == {MODEL}
     (worker,) = workers(operator.stack)
     worker.send_signal(signal.SIGKILL)
     operator.until(lambda: loaded(operator) == set())
-    load(operator, SMALL)  # beside the dead one's memory it would not fit
-    assert [token for token, _ in most_likely(operator)] == tokens
+    found = most_likely(operator)  # beside the dead one's memory the model would not fit
+    assert [token for token, _ in found] == [token for token, _ in on_the_processor]
+    assert loaded(operator) == {SMALL}

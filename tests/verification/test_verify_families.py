@@ -133,7 +133,7 @@ def test_weights_larger_than_the_memory_are_not_run() -> None:
     assert "its weights take 9.0 GiB; of the memory 8.0 GiB may be used" in lack_of_memory(packed, "cpu", sample)
     large = model_pb2.Model(size_bytes=6 * GIB)
     assert lack_of_memory(large, "cpu", sample) == ""
-    assert "of the memory of the GPU (cuda) 4.0 GiB" in lack_of_memory(large, "cuda", sample)
+    assert "of the memory of the GPU (cuda) 4.5 GiB" in lack_of_memory(large, "cuda", sample)
     assert lack_of_memory(large, "cuda", machine_service_pb2.MachineSample()) == "", "the memory is not known"
 
 

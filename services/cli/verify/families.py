@@ -24,6 +24,7 @@ from services.cli.verify.suite import chosen, verify
 from services.models.descriptor import Format
 from services.models.runtimes import CPU, RUNTIMES
 from services.provision.fetch import MARGIN
+from services.residency.memory.memory_estimate import HOST, share_of
 
 NO_ROOM = re.compile(r" needs .+; ")  # services/residency/memory/admission.py, of a model that does not fit
 
@@ -167,9 +168,11 @@ def lack_of_memory(model: model_pb2.Model, device: str, sample: machine_service_
     on_host = device in (CPU, "mps")
     weights = max(model.size_bytes, model.unpacked_bytes) if on_host else model.size_bytes
     places = [
-        total * host.threshold_share
+        total * share_of(place, host.threshold_share)
         for host in sample.hosts
-        for total in ([host.total_bytes] if on_host else [each.total_bytes for each in host.devices])
+        for place, total in (
+            [(HOST, host.total_bytes)] if on_host else [(each.name, each.total_bytes) for each in host.devices]
+        )
     ]
     if not places or weights <= max(places):
         return ""

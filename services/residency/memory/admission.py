@@ -22,7 +22,13 @@ from services.models.runtimes import Runtime
 from services.residency.manager import ModelManager
 from services.residency.memory.device_memory import why_unreadable
 from services.residency.memory.ledger import Ledger, LedgerSync
-from services.residency.memory.memory_estimate import HOST, MemoryEstimate, budget_of, device_word
+from services.residency.memory.memory_estimate import (
+    HOST,
+    MemoryEstimate,
+    budget_of,
+    device_word,
+    share_of,
+)
 from services.residency.memory.peer import ask_to_release
 from services.residency.memory.readings import Readings
 from services.residency.memory.reservation import Full, NeverFits, NoRoom, Reservation, TooManyModels
@@ -219,8 +225,8 @@ class Admission:
             budget, variable = budget_of(device, self._settings)
             if 0 < budget < wanted:
                 limit = f"all models may take {bytes_word(budget)} ({variable})"
-            elif 0 < total * settings.threshold < wanted:
-                share = f"{bytes_word(total * settings.threshold)} of {bytes_word(total)}"
+            elif 0 < (usable := total * share_of(device, settings.threshold)) < wanted:
+                share = f"{bytes_word(usable)} of {bytes_word(total)}"
                 limit = f"{share} may be used (ALLM_MEMORY_THRESHOLD)"
             else:
                 continue

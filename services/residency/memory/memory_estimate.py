@@ -64,6 +64,15 @@ def budget_of(device: str, settings: ResidencySettings) -> tuple[int, str]:
     return settings.device_bytes, "ALLM_DEVICE_MEMORY_BYTES"
 
 
+def share_of(device: str, threshold: float) -> float:
+    """Returns the share of a device's memory above which idle models are unloaded and no more are admitted.
+
+    Of the host it is `threshold` (ALLM_MEMORY_THRESHOLD): files are cached there, and other programs grow. Of a GPU
+    half as much stays free: few others use it, and the estimates contain what CUDA takes.
+    """
+    return threshold if device == HOST else (1 + threshold) / 2
+
+
 def device_word(device: str) -> str:
     """Returns a device's name for a sentence."""
     return "the host" if device == HOST else device

@@ -20,7 +20,7 @@ from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.ledger import Ledger, LedgerSync
-from services.residency.memory.memory_estimate import budget_of, device_word
+from services.residency.memory.memory_estimate import budget_of, device_word, share_of
 from services.residency.memory.readings import Readings, Seen, Snapshot
 from services.residency.memory.reservation import Reservation
 from services.settings.settings import ResidencySettings
@@ -151,8 +151,9 @@ class Monitor:
             reserved = sum(one.devices.get(device, 0) for one in holders)
             budget, _ = budget_of(device, self._settings)
             of = f"of {device_word(device)}"
-            if used > total * self._settings.threshold and device not in static:
-                share = f"{self._settings.threshold * PERCENT:.0f} %"
+            most = share_of(device, self._settings.threshold)
+            if used > total * most and device not in static:
+                share = f"{most * PERCENT:.0f} %"
                 found[device] = f"{bytes_word(used)} {of} are used, which is over {share} of {bytes_word(total)}"
             elif 0 < budget < reserved:
                 found[device] = (
@@ -181,7 +182,8 @@ class Monitor:
         for device in seen.devices:
             metrics.DEVICE_MEMORY.labels(device.name, "total").set(device.total)
             metrics.DEVICE_MEMORY.labels(device.name, "used").set(device.used)
-            metrics.DEVICE_MEMORY.labels(device.name, "threshold").set(device.total * self._settings.threshold)
+            most = share_of(device.name, self._settings.threshold)
+            metrics.DEVICE_MEMORY.labels(device.name, "threshold").set(device.total * most)
             ours = sum(count for pid, count in device.processes.items() if pid in pids)
             metrics.DEVICE_MEMORY.labels(device.name, "ours").set(ours)
         for model_id, slot in loaded.items():

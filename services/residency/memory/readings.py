@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.residency.memory.device_memory import DeviceMemory, VulkanMemory, read_devices
 from services.residency.memory.host_memory import HostMemory, ProcessMemory, read_host_memory, read_process_memory
-from services.residency.memory.memory_estimate import HOST, budget_of
+from services.residency.memory.memory_estimate import HOST, budget_of, share_of
 from services.residency.memory.reservation import Reservation
 from services.settings.settings import ResidencySettings
 
@@ -119,5 +119,6 @@ class Readings:
         rooms = {}
         for device, (total, used) in self.read().totals().items():
             budget, _ = budget_of(device, settings)
-            rooms[device] = Room(limit=min(budget or total, total), free=int(total * settings.threshold) - used)
+            usable = int(total * share_of(device, settings.threshold))
+            rooms[device] = Room(limit=min(budget or total, total), free=usable - used)
         return Capacity(rooms)

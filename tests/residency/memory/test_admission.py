@@ -75,8 +75,8 @@ async def test_without_live_figures_the_reservations_count(host: SmallHost, text
     assert [device.used for device in text.monitor.snapshot.devices] == [800 * MIB]
     await text.use("c-10+500")
     assert text.loaded() == {"b-10+300", "c-10+500"}, "the least recently used one went"
-    with pytest.raises(NeverFits, match=r"of cuda:0 900 MiB of .* may be used"):
-        await text.use("d-10+901")
+    with pytest.raises(NeverFits, match=r"of cuda:0 950 MiB of .* may be used"):
+        await text.use("d-10+951")
 
 
 async def test_the_least_recently_used_goes_and_only_as_many_as_needed(text: Service) -> None:

@@ -167,8 +167,9 @@ class Host(_message.Message):
     used_bytes: _builtins.int
     """Used bytes, without the file cache."""
     threshold_share: _builtins.float
-    """ALLM_MEMORY_THRESHOLD: the share of this memory, and of each device's memory, above which idle models are unloaded
-    and no more are admitted, 0 to 1. If replicas differ, the lowest.
+    """ALLM_MEMORY_THRESHOLD: the share of this memory above which idle models are unloaded and no more are admitted, 0 to
+    1. Of a device's memory, half as much stays free: its share is (1 + threshold_share) / 2. If replicas differ, the
+    lowest.
     """
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]:

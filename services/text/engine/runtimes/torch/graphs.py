@@ -51,6 +51,7 @@ class DecodeSteps:
         self._record = record
         self._steps: dict[tuple[int, int], _Step] = {}
         self._pool: Any = None  # memory that all graphs share: they never run at the same time
+        self._logits: Tensor | None = None  # [most, vocabulary], which all graphs write to
 
     def fits(self, batch: Batch) -> bool:
         """Returns True if the batch has only spans of a single token, and not too many."""
@@ -101,13 +102,17 @@ class DecodeSteps:
             side = stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._compute(step)  # libraries initialise on the first run
+                first = self._compute(step)  # libraries initialise on the first run
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             self._pool = self._pool or torch.cuda.graph_pool_handle()
+            if self._logits is None:
+                self._logits = first.new_empty(self._most, first.shape[1])
+            logits = self._logits[: len(first)]
+            del first
             with torch.cuda.graph(graph, pool=self._pool):
-                step.logits = self._compute(step)
-            step.graph = graph
+                logits.copy_(self._compute(step))
+            step.logits, step.graph = logits, graph
         except RuntimeError as error:
             log.warning("decoding is not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
             self._record = False

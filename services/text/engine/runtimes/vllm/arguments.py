@@ -10,6 +10,7 @@ from services.text.engine.token_budget import step_tokens
 
 CPU_BLOCK = 32  # cells of a block: smaller blocks are slower on a CPU, larger ones share fewer prefixes
 GPU_BLOCK = 16
+GPU_SHARE = 0.01  # of a GPU's memory that must be free for vLLM to start
 
 
 def cache_blocks(options: EngineOptions, cells: int) -> tuple[int, int]:
@@ -18,10 +19,10 @@ def cache_blocks(options: EngineOptions, cells: int) -> tuple[int, int]:
     return -(-cells // size) + options.max_sequences + 1, size
 
 
-def engine_arguments(options: EngineOptions, context: int, cells: int, share: float) -> dict[str, Any]:
+def engine_arguments(options: EngineOptions, context: int, cells: int) -> dict[str, Any]:
     """Returns the arguments of vLLM's `EngineArgs`.
 
-    `context`: maximum tokens of a request; `cells`: of the cache; 0: the rest of the `share` of a GPU's memory.
+    `context`: maximum tokens of a request; `cells`: of the cache.
 
     Prompts and answers are tokens, so vLLM needs no tokenizer. A checkpoint's sampling defaults are not applied:
     requests set every parameter. A checkpoint's own code is never run.
@@ -46,7 +47,7 @@ def engine_arguments(options: EngineOptions, context: int, cells: int, share: fl
         "pipeline_parallel_size": options.pipeline_parallel,
         "distributed_executor_backend": _backend(options),
         "enforce_eager": eager(options),
-        **_memory(options, cells, share),
+        **_memory(options, cells),
     }
 
 
@@ -57,13 +58,13 @@ def _backend(options: EngineOptions) -> str:
     return "mp" if options.tensor_parallel * options.pipeline_parallel > 1 else "uni"
 
 
-def _memory(options: EngineOptions, cells: int, share: float) -> dict[str, Any]:
-    """Returns the arguments for the size of the cache."""
-    if not cells:
-        return {"gpu_memory_utilization": share}
+def _memory(options: EngineOptions, cells: int) -> dict[str, Any]:
+    """Returns the arguments for the size of the cache: what admission has reserved, not what a GPU has free."""
     blocks, size = cache_blocks(options, cells)
-    # `kv_cache_memory_bytes` only keeps vLLM from measuring.
-    return {"block_size": size, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": 1}
+    # `kv_cache_memory_bytes` only keeps vLLM from measuring. It refuses a GPU of which less than its share is free, so
+    # the share is small: other models may be there.
+    shared = {"gpu_memory_utilization": GPU_SHARE} if options.gpu else {}
+    return {"block_size": size, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": 1, **shared}
 
 
 def eager(options: EngineOptions) -> bool:

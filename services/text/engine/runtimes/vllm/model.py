@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm import SamplingParams as VllmParams
 
 from services.text.engine.constraint import Constraint
@@ -37,7 +36,6 @@ from services.text.engine.token_budget import step_pace
 from services.worker.loop import Pace
 from services.worker.messages import EngineError, is_out_of_memory
 
-GPU_SHARE = 0.85  # share of the free GPU memory to use with `kv_tokens=0`
 LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 # The text around the reason in errors of vLLM's configuration.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
@@ -58,9 +56,7 @@ class VllmModel(VocabularySpeaker):
         config = read_json(folder / "config.json")
         text = config.get("text_config") or config
         context = context_size(options, int(text.get("max_position_embeddings") or 0))
-        measured = options.gpu and not options.kv_tokens
-        cells, share = (0, _free_share()) if measured else (cache_cells(options, context), 0.0)
-        self.core = _load(engine_arguments(options, context, cells, share), folder)
+        self.core = _load(engine_arguments(options, context, cache_cells(options, context)), folder)
         progress(1.0)
         ends = end_tokens(config) | end_tokens(text)
         ends |= end_tokens(read_json(folder / "generation_config.json", optional=True))
@@ -120,12 +116,6 @@ class VllmModel(VocabularySpeaker):
         while self.core.busy:
             self.core.step()
         self.core.forget_prefixes()
-
-
-def _free_share() -> float:
-    """Returns the share of the GPU's memory for weights, activations and cache together."""
-    free, total = torch.cuda.mem_get_info()
-    return GPU_SHARE * free / total
 
 
 def _load(arguments: dict[str, object], folder: Path) -> Core:
