@@ -110,7 +110,7 @@ def _run(name: str, given: argparse.Namespace) -> None:
     document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if document is None or not document["finished"]:
         result = Result(path, document or {})
-        result.document["checks"] = list((document or {}).get("checks", []))
+        result.document |= {key: document[key] for key in ("checks", "figures") if document}
         with result.check("the part ends", f"{PART_SECONDS:g} s"):
             raise Failed(f"{ended}; {_last_words(given.out / f'{name}.log')}")
 
