@@ -57,7 +57,7 @@ async def slow_formats(target: Target, requests: int) -> Counter[str]:
 
 async def slow_masks(target: Target, requests: int) -> Counter[str]:
     """Sends requests with a schema that compiles fast, but whose every token is slow to find."""
-    body = _shaped(ambiguous_schema("array"), max_tokens=400)
+    body = _shaped(ambiguous_schema("array"), max_tokens=100)
     body["messages"] = [{"role": "user", "content": "Repeat: [[[], [[], []]], [[], [[[]], [], []]], [[[]], [[]], []]]"}]
     return await post(target, "/v1/chat/completions", [body] * requests)
 
