@@ -18,7 +18,7 @@ from services.authorizer.key_follower import OPTIONS, KeyFollower
 from services.authorizer.key_table import KeyTable
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api_keys import MAX_KEYS, ApiKey, ApiKeys, NewKey
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 
 PATIENCE = 60.0  # seconds
 
@@ -26,7 +26,7 @@ PATIENCE = 60.0  # seconds
 @asynccontextmanager
 async def catalog(home: Path, address: str) -> AsyncIterator[ApiKeys]:
     """Serves the key part of the catalog as long as the block runs."""
-    database = await Database.open(home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
     keys = await ApiKeys.load(database)
     server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server)

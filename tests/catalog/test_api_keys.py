@@ -24,7 +24,7 @@ from services.catalog.api_keys import (
     KeyWatch,
     NewKey,
 )
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.errors import InvalidRequest, KeyNotFound, Overloaded
 from tests.case import case
 
@@ -43,7 +43,7 @@ class Clock:
 
 @asynccontextmanager
 async def opened(home: Path, clock: Clock | None = None) -> AsyncIterator[ApiKeys]:
-    database = await Database.open(home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
     keys = await ApiKeys.load(database, clock or Clock())
     try:
         yield keys

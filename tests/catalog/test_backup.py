@@ -19,7 +19,7 @@ import pytest
 from allm.models.v1 import model_service_pb2
 
 from services.catalog.backup import BackupError, back_up
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import read_all
 from tests.catalog.catalog_process import connected, killed, launch, until_serving
 from tests.catalog.model_files import gguf
@@ -29,14 +29,14 @@ BACKUPS = 20
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.catalog.database import Database
+from services.catalog.database import CatalogDatabase
 from services.catalog.database import MIGRATIONS
 
 COLUMNS = "hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked"
 INSERT = f"INSERT INTO api_keys (id, {COLUMNS}) VALUES (?, ?, '', ?, '[]', '[]', 0, 0, ?, 0, 0)"
 
 async def main():
-    database = await Database.open(Path(sys.argv[1]) / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(Path(sys.argv[1]) / "catalog.db", MIGRATIONS)
     for number in range(10**9):
         def put(connection):
             for half in ("a", "b"):
@@ -62,7 +62,7 @@ def home() -> Iterator[Path]:
 
 def made(home: Path) -> None:
     async def make() -> None:
-        database = await Database.open(home / "catalog.db", MIGRATIONS)
+        database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
         await database.close()
 
     asyncio.run(make())

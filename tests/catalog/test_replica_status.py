@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.catalog import replica_status as module
-from services.catalog.replica_status import ReplicaStatus, Report
+from services.catalog.replica_status import ReplicaReport, ReplicaStatus
 from services.errors import InvalidRequest, Overloaded
 from services.models.runtimes import RUNTIMES
 from services.models.status import Status
@@ -16,8 +16,8 @@ from tests.catalog.catalog_service import Clock
 
 READY = Status(state="ready", generation=1)
 LOADED = Status(state="loaded", generation=1)
-WHOLE = Report(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
-PART = Report(replica="t", modality="text")
+WHOLE = ReplicaReport(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
+PART = ReplicaReport(replica="t", modality="text")
 GONE = replace(PART, leaving=True)
 
 

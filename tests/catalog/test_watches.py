@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.catalog.catalog import Catalog
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registrations
-from services.catalog.replica_status import Report
+from services.catalog.replica_status import ReplicaReport
 from services.catalog.watches import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
 from services.errors import Overloaded
 from services.models.artifacts import SupportedModels
@@ -23,13 +23,13 @@ from services.settings.settings import load_settings
 from tests.catalog.catalog_service import PATIENCE, Clock
 from tests.catalog.desired_model import desired, facts
 
-WHOLE = Report(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
+WHOLE = ReplicaReport(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
 READY = Status(state="ready", generation=1)
 
 
 @pytest.fixture
 async def registrations(tmp_path: Path) -> AsyncIterator[Registrations]:
-    database = await Database.open(tmp_path / "c.db", MIGRATIONS)
+    database = await CatalogDatabase.open(tmp_path / "c.db", MIGRATIONS)
     yield await Registrations.load(database)
     await database.close()
 

@@ -20,7 +20,7 @@ from services.image.engine import messages
 from services.image.engine.messages import Finished, Progress
 from services.image.images import Images, PictureFile, Started
 from services.image.manager import TILE, GenerationJob
-from services.image.parameters import Output
+from services.image.parameters import OutputFormat
 from services.settings.settings import load_settings
 from services.worker import watchdog
 from services.worker.model_in_worker import JUST
@@ -79,7 +79,7 @@ async def test_news_come_in_order(studio: Studio) -> None:
 
 @pytest.mark.parametrize("kind", ["jpeg", "webp"])
 async def test_other_formats(studio: Studio, kind: str) -> None:
-    (picture,) = await studio.generated(output=Output(kind, 90), size=(SIDE * 2, SIDE))  # type: ignore[arg-type]
+    (picture,) = await studio.generated(output=OutputFormat(kind, 90), size=(SIDE * 2, SIDE))  # type: ignore[arg-type]
     image = opened(picture)
     assert (image.format, image.size) == (kind.upper(), (SIDE * 2, SIDE))
 

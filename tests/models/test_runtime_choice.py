@@ -11,11 +11,11 @@ import pytest
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.runtime_choice import CPU_LIMIT_BYTES, GIB, EngineRegistry, Measurement
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from tests.case import case
 
 LLAMA_CPP = RUNTIMES[0]
-OTHER = Runtime(
+OTHER = RuntimeSpec(
     name="other",
     modality="text",
     formats=frozenset({"gguf"}),
@@ -355,7 +355,7 @@ def test_a_converted_whisper_model_names_what_cannot_read_it() -> None:
 # --- the device of each runtime
 
 
-def placed(device: str = "cpu", **own: str) -> tuple[Runtime, ...]:
+def placed(device: str = "cpu", **own: str) -> tuple[RuntimeSpec, ...]:
     """Returns the runtimes, with their own device and the reason against a GPU where they are named."""
     return tuple(
         dataclasses.replace(one, device=own.get(one.name, device), lacking=own.get(f"{one.name}_lacking", ""))

@@ -22,7 +22,7 @@ from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
 from services.models.manifest import Manifest, ManifestFile
 from services.provision import fetch as module
-from services.provision.fetch import FetchProblem, Meter, Progress, fetch
+from services.provision.fetch import FetchProblem, FetchProgress, Meter, fetch
 from services.provision.model_cache import ModelCache
 from tests.loopback_hub import LoopbackHub
 from tests.provision.fetching_child import written
@@ -46,10 +46,10 @@ class Model:
         self.model_cache = model_cache
         self.place = model_cache.model_folder("m", manifest)
         self.staging = model_cache.staging("m", manifest)
-        self.reports: list[Progress] = []
+        self.reports: list[FetchProgress] = []
         self.here = threading.get_ident()
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: FetchProgress) -> None:
         assert threading.get_ident() == self.here
         self.reports.append(progress)
 
@@ -123,7 +123,7 @@ async def test_progress_counts_all_bytes_of_both_stages(model: Model) -> None:
     assert model.reports[0].stage == "downloading"
     assert {progress.total for progress in model.reports} == {TOTAL}
     assert all(0 <= progress.done <= TOTAL for progress in model.reports)
-    assert model.reports[-1] == Progress("verifying", TOTAL, TOTAL)
+    assert model.reports[-1] == FetchProgress("verifying", TOTAL, TOTAL)
     stages = [progress.stage for progress in model.reports]
     assert stages == sorted(stages), "first all of one, then all of the other"
 
@@ -131,14 +131,14 @@ async def test_progress_counts_all_bytes_of_both_stages(model: Model) -> None:
 def test_progress_is_reported_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("services.provision.fetch.time.monotonic", lambda: clock[0])
-    messages: list[Progress] = []
+    messages: list[FetchProgress] = []
     meter = Meter(1000, messages.append)
     for done in range(1000):
         meter.downloaded("a", done)
         clock[0] += 0.01
     assert 40 < len(messages) <= 51
     meter.downloaded("a", 1000)
-    assert messages[-1] == Progress("verifying", 0, 1000), "the end of a stage is told at once"
+    assert messages[-1] == FetchProgress("verifying", 0, 1000), "the end of a stage is told at once"
 
 
 async def test_nothing_is_visible_before_everything_is_there(model: Model) -> None:
@@ -443,7 +443,7 @@ async def test_two_replicas_on_one_volume_download_once(model: Model) -> None:
         await until(gate.reached.is_set)
         task = asyncio.create_task(model.fetch())
         reached = TOTAL - len(CONTENT[LARGE]) + 1_000_000
-        await until(lambda: Progress("downloading", reached, TOTAL, waits=True) in model.reports)
+        await until(lambda: FetchProgress("downloading", reached, TOTAL, waits=True) in model.reports)
         gate.open()
         model.check(await task)
         output, _ = await asyncio.to_thread(child.communicate)

@@ -19,7 +19,7 @@ from services.provision import provision as provision_module
 from services.provision.provision import Provision
 from services.provision.reporter import FigureReader
 from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.settings.settings import load_settings
 from services.telemetry.figures import Figures, ModelEvents
 from tests.provision.catalog_script import ScriptedCatalog
@@ -292,7 +292,7 @@ async def telling(
 ) -> AsyncIterator[tuple[Telling, ModelEvents]]:
     """Yields the figures and the model events of a running replica."""
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
-    events, memory = ModelEvents(), Snapshot(HostMemory(100, 60, "psutil"), (), ())
+    events, memory = ModelEvents(), MemorySnapshot(HostMemory(100, 60, "psutil"), (), ())
     figures = Telling("text", lambda: memory, 0.9, events)
     registry = EngineRegistry("cpu", forced=True)
     provision = Provision(settings.model, "text", registry, manager, figures=figures)

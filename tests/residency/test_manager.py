@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from services.errors import AllmError, Internal, ModelInvalid, ModelNotReady
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
 from services.residency.memory.reservation import ResidentKey, resident_key
@@ -66,7 +66,7 @@ class Loader:
         self.made: list[Loaded] = []
         self.cancelled = 0
 
-    async def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Loaded:
+    async def __call__(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> Loaded:
         assert runtime is RUNTIME
         self.begun.append(descriptor.id)
         try:

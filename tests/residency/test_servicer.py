@@ -21,7 +21,7 @@ from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.residency.memory.reservation import Reservation, ResidentKey
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
@@ -42,7 +42,7 @@ ROW = Reservation(
     pinned=True,
     last_used=1700000000.25,
 )
-SNAPSHOT = Snapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
+SNAPSHOT = MemorySnapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
 
 
 class Scripted(Residency):
@@ -62,7 +62,7 @@ class Scripted(Residency):
         self.ended += 1
         return self.freed
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MemorySnapshot:
         return self.now
 
 

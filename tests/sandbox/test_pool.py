@@ -13,7 +13,7 @@ import pytest
 
 from services.errors import Internal, Overloaded
 from services.sandbox import pool as pool_module
-from services.sandbox.pool import TRIES, ProcessPool, Turns
+from services.sandbox.pool import TRIES, FairQueue, ProcessPool
 from services.sandbox.process import ConfinedProcess
 from tests.sandbox.toy_child import Do, Done, FromToy, Unreadable, started
 
@@ -119,7 +119,7 @@ class Orders:
     """Orders of several clients for one place; each holds it until `finish`."""
 
     def __init__(self, queue: int) -> None:
-        self.turns = Turns(1, queue, lambda waiting: f"{waiting} wait")
+        self.turns = FairQueue(1, queue, lambda waiting: f"{waiting} wait")
         self.begun: list[str] = []
         self._end = asyncio.Semaphore(0)
 

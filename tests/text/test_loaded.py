@@ -28,6 +28,7 @@ from services.settings.settings import load_settings
 from services.text.engine.messages import (
     Accepted,
     Counters,
+    DecoderReady,
     Embed,
     Embedded,
     Encoded,
@@ -35,7 +36,6 @@ from services.text.engine.messages import (
     FromWorker,
     Hold,
     Piece,
-    Ready,
     Stepped,
     Submit,
     TokenLogprob,
@@ -43,7 +43,7 @@ from services.text.engine.messages import (
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedEncoder, LoadedTextModel
 from services.text.template_process import TemplateProcess
-from services.worker.messages import Cancel, Refused
+from services.worker.messages import Cancel, RequestRefused
 from services.worker.process import WorkerDied
 from tests.minilm import ENCODER
 from tests.operator_side import Operator
@@ -87,7 +87,7 @@ def accepting() -> PuppetWorker:
 
 
 @asynccontextmanager
-async def loaded(worker: Any, ready: Ready = READY, **limits: float) -> AsyncIterator[LoadedTextModel]:
+async def loaded(worker: Any, ready: DecoderReady = READY, **limits: float) -> AsyncIterator[LoadedTextModel]:
     settings = replace(load_settings({}).text, **limits)
     model = LoadedTextModel(MODEL, "llama", worker, ready, settings, TemplateProcess(MODEL, 1))
     try:
@@ -394,7 +394,7 @@ async def test_refusals_reach_the_caller_and_others_go_on() -> None:
         first, second = (asyncio.create_task(model.embed("me", [text])) for text in "ab")
         for _ in range(2):
             await worker.sent.get()
-        worker.say(Refused(request=1, code="CONTEXT_LENGTH_EXCEEDED", message="too long", param="input[0]"))
+        worker.say(RequestRefused(request=1, code="CONTEXT_LENGTH_EXCEEDED", message="too long", param="input[0]"))
         worker.say(Accepted(2, 1))
         worker.vectors(2, 0)
         with pytest.raises(ContextLengthExceeded, match="too long") as caught:

@@ -16,7 +16,7 @@ from services.models.runtimes import (
     VLLM_DECODERS,
     VLLM_MISSING,
     VLLM_QUANTIZATIONS,
-    Runtime,
+    RuntimeSpec,
 )
 from services.text import runtime_availability as builds
 from services.text.runtime_availability import (
@@ -31,7 +31,7 @@ from services.worker.devices import FoundDevice, RuntimeDevices
 SECONDS = 60.0  # time for an interpreter's start on a busy machine
 
 
-def vllm(python: str, seconds: float = SECONDS) -> Runtime:
+def vllm(python: str, seconds: float = SECONDS) -> RuntimeSpec:
     runtimes = text_runtimes(python, seconds)
     assert [runtime.name for runtime in runtimes] == [runtime.name for runtime in RUNTIMES]
     assert [runtime for runtime in runtimes if runtime.name != "vllm"] == [
@@ -85,7 +85,7 @@ def test_what_is_no_interpreter_is_reported(tmp_path: Path) -> None:
 def test_on_a_cpu_fewer_models_run(tmp_path: Path) -> None:
     runtimes = text_runtimes(interpreter(tmp_path, "vllm", "services"), SECONDS)
 
-    def on(device: str) -> Runtime:
+    def on(device: str) -> RuntimeSpec:
         registry = with_vllm_here(EngineRegistry(device, forced=True, runtimes=runtimes))
         assert (registry.device, registry.forced) == (device, True)
         return next(one for one in registry.runtimes if one.name == "vllm")

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from services.settings.settings import load_settings
 from services.telemetry import metrics
-from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Accepted, Counters, DecoderReady, Piece, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
 from services.text.template_process import TemplateProcess
@@ -33,7 +33,7 @@ def puppet() -> PuppetWorker:
 @asynccontextmanager
 async def served(worker: Any) -> AsyncIterator[LoadedTextModel]:
     plain = {"vocabulary": 64, "chat_template": "", "bos": "", "eos": "", "add_bos": False}
-    ready = Ready(context_tokens=64, kv_tokens=128, max_sequences=4, **plain)  # type: ignore[arg-type]
+    ready = DecoderReady(context_tokens=64, kv_tokens=128, max_sequences=4, **plain)  # type: ignore[arg-type]
     model = LoadedTextModel(MODEL, "llama", worker, ready, load_settings({}).text, TemplateProcess(MODEL, 1))
     async with asyncio.timeout(PATIENCE_SECONDS):
         try:

@@ -7,11 +7,11 @@ import io
 from rich.console import Console
 
 from services.cli.models.page import Page
-from services.cli.verify.check import Outcome
+from services.cli.verify.check import CheckOutcome
 from services.cli.verify.suite import CHECKS, CheckScreen, show_outcomes
 
-PASSED = Outcome(name="load", verdict="passed", compared="this with that", seen="all is well", seconds=1.25)
-FAILED = Outcome(
+PASSED = CheckOutcome(name="load", verdict="passed", compared="this with that", seen="all is well", seconds=1.25)
+FAILED = CheckOutcome(
     name="batch", verdict="failed", compared="one with eight", seen="they part", likely="masks", seconds=2.0
 )
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.audio.engine.mel import Chunk
+from services.audio.engine.mel import SpectrogramChunk
 from services.audio.engine.messages import TokenLogprob, Word
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Vocabulary
 from services.audio.engine.window import Window
@@ -75,7 +75,7 @@ FRAMES_PER_TOKEN = 2  # spectrogram columns per timestamp token
 class Outcome:
     """The result of decoding a window."""
 
-    chunk: Chunk
+    chunk: SpectrogramChunk
     attempt: Attempt
     reached: float  # the last temperature tried
     cut: Cut | None = None  # None: silence

@@ -13,7 +13,7 @@ from services.image.engine import loop
 from services.image.engine.loop import ReturningCallers
 from services.image.engine.messages import Finished, Picture, Stepped
 from services.worker import loop as worker_loop
-from services.worker.messages import Cancel, EngineError, Refused, Stop
+from services.worker.messages import Cancel, EngineError, RequestRefused, Stop
 from tests.case import case
 from tests.image.engine.scripted_images import READY, LoopOfImages, Scripted, asked
 
@@ -210,7 +210,7 @@ def test_faulty_request_alone_is_refused_in_a_failed_batch() -> None:
     for request in (1, 2, 3):
         session.ask(request)
     session.work(1, 2, 3)
-    (refused,) = session.of(Refused)
+    (refused,) = session.of(RequestRefused)
     assert (refused.request, refused.code, refused.message) == (2, "INTERNAL", "it broke")
     assert session.pictures(1) == [b"100"]
     assert session.pictures(3) == [b"300"]
@@ -220,7 +220,7 @@ def test_a_request_at_fault_is_refused_with_all_its_images() -> None:
     session = LoopOfImages(Scripted(faults={101: BROKEN}))
     session.ask(1, count=3)
     session.work(1)
-    assert len(session.of(Refused)) == 1
+    assert len(session.of(RequestRefused)) == 1
     assert session.of(Finished) == []
     session.ask(2)
     session.work(2)
@@ -241,7 +241,7 @@ def test_an_image_for_which_there_is_no_memory_is_refused() -> None:
     session = LoopOfImages(Scripted(most=0))
     session.ask(1, count=2)
     session.work(1)
-    assert [refused.code for refused in session.of(Refused)] == ["OUT_OF_MEMORY"]
+    assert [refused.code for refused in session.of(RequestRefused)] == ["OUT_OF_MEMORY"]
 
 
 def test_stop_ends_a_running_batch() -> None:
@@ -273,7 +273,7 @@ def test_expired_request_is_never_started_and_a_running_one_ends_at_the_next_ste
     session.ask(1, deadline=now - 1)
     session.ask(2, deadline=now + 3600)
     session.work(1, 2)
-    (refused,) = session.of(Refused)
+    (refused,) = session.of(RequestRefused)
     assert (refused.request, refused.code) == (1, "TIMEOUT")
     assert session.runtime.seeds == [[200]]
     assert session.pictures(2) == [b"200"]
@@ -285,7 +285,7 @@ def test_expired_request_is_never_started_and_a_running_one_ends_at_the_next_ste
     session.runtime.between[2] = wait
     session.ask(3, count=2, deadline=now + 1)
     session.work(3)
-    assert session.of(Refused)[-1].request == 3
+    assert session.of(RequestRefused)[-1].request == 3
     assert session.runtime.ended == 1
     assert session.counters.running == session.counters.waiting == 0
 

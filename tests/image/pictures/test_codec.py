@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from services.image.pictures.codec import kind_of, read, size_of
-from services.image.pictures.messages import Decode, Decoded, Fit
+from services.image.pictures.messages import Decode, DecodedPicture, Fit
 from services.sandbox.child import Refusal
 from tests.case import case
 from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header
@@ -18,11 +18,11 @@ MAX_PIXELS = 1_000_000
 EXACT = Fit(width=64, height=32, exact=True)
 
 
-def decoded(image: bytes, mask: bytes = b"", fit: Fit = EXACT, *, own_mask: bool = True) -> Decoded:
+def decoded(image: bytes, mask: bytes = b"", fit: Fit = EXACT, *, own_mask: bool = True) -> DecodedPicture:
     return read(Decode(image=image, mask=mask, fit=fit, own_mask=own_mask), MAX_PIXELS)
 
 
-def pixel(picture: Decoded, x: int, y: int) -> tuple[int, ...]:
+def pixel(picture: DecodedPicture, x: int, y: int) -> tuple[int, ...]:
     start = 3 * (y * picture.width + x)
     return tuple(picture.pixels[start : start + 3])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import ModelInvalid
-from services.models.formats.lora import Lora, check_fit, inspect_lora
+from services.models.formats.lora import LoraFile, check_fit, inspect_lora
 from services.models.formats.safetensors_header import Tensor
 from tests.models.formats.handmade_models import local, safetensors
 
@@ -42,7 +42,7 @@ def pair(names: tuple[str, str], inputs: int, outputs: int, ranks: tuple[int, in
     return {names[0]: [ranks[0], inputs], names[1]: [outputs, ranks[1]]}
 
 
-def written(folder: Path, tensors: Mapping[str, Sequence[int]], name: str = "l.safetensors") -> Lora:
+def written(folder: Path, tensors: Mapping[str, Sequence[int]], name: str = "l.safetensors") -> LoraFile:
     (folder / name).write_bytes(safetensors({each: ("F16", shape) for each, shape in tensors.items()}))
     return inspect_lora(local(folder), name)
 
