@@ -18,7 +18,7 @@ from services.audio.engine.messages import SAMPLE_RATE, Consumed, Decoding, Soun
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Window, no_samples
-from services.audio.engine.windows import SpeechWindows, WholeWindows
+from services.audio.engine.window_planner import SpeechWindowPlanner, WholeWindowPlanner
 from services.worker.loop import Turns, WorkerLoop
 from services.worker.messages import Cancel, EngineError, Stop
 
@@ -38,7 +38,7 @@ class _Feed:
     request: int
     client: str
     decoding: Decoding
-    planner: SpeechWindows | WholeWindows
+    planner: SpeechWindowPlanner | WholeWindowPlanner
     mel: LogMel
     backlog: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in the backlog
@@ -123,7 +123,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         elif isinstance(message, Sound):
             self._add(feed, message)
         elif isinstance(message, Seek):
-            if isinstance(feed.planner, WholeWindows):
+            if isinstance(feed.planner, WholeWindowPlanner):
                 feed.planner.seek(message.frame)
                 feed.moved = True
         elif message.partial:
@@ -136,7 +136,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         try:
             self._check(decoding)
             vad = decoding.vad
-            planner = SpeechWindows(vad, SpeechMeter(), decoding.live) if vad else WholeWindows()
+            planner = SpeechWindowPlanner(vad, SpeechMeter(), decoding.live) if vad else WholeWindowPlanner()
             prompt = self._runtime.vocabulary.encode(f" {decoding.prompt.strip()}") if decoding.prompt.strip() else []
         except EngineError as error:
             self._fail(submit.request, error)

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from services.audio.engine.decoding_quality import Attempt, best
 from services.audio.engine.mel import Mel, RequestOpened, SpectrogramChunk
 from services.audio.engine.messages import Segment, Word
-from services.audio.engine.outcome import Attempt, Outcome, TimedPhrase, WindowText, best, text_tokens, window_text
+from services.audio.engine.outcome import Outcome, TimedPhrase, WindowText, text_tokens, window_text
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Step, Vocabulary
 
 RESET_TEMPERATURE = 0.5  # text that was sampled above it does not prompt the next window

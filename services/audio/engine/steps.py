@@ -14,9 +14,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from services.audio.engine.decoding_quality import Attempt, judged
 from services.audio.engine.mel import SpectrogramChunk
 from services.audio.engine.messages import PartialText
-from services.audio.engine.outcome import Attempt, Outcome, cut, judged, text_tokens
+from services.audio.engine.outcome import Outcome, cut, text_tokens
 from services.audio.engine.running_transcript import Row, RunningTranscript, columns_for
 from services.audio.engine.runtime import Aligned, Decoded, Encoded, Runtime, Step
 from services.worker.messages import EngineError
