@@ -1,4 +1,4 @@
-"""`allm doctor`: what this machine can do, what is missing, and the command that mends it. It needs no server."""
+"""`allm doctor`: shows what this machine can do, what it lacks, and the commands that add it. It needs no server."""
 
 from __future__ import annotations
 
