@@ -167,7 +167,7 @@ async def test_only_the_newest_partial_text_waits() -> None:
             assert await job.next() == PartialText(1, "And", 1.0, 2.0)
 
 
-async def test_sound_has_been_heard_whose_text_is_there_or_that_the_worker_has_let_go() -> None:
+async def test_sound_is_processed_once_its_text_arrived_or_the_worker_released_it() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
         with model.transcribe("me", Decoding()) as job:

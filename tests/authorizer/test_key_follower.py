@@ -92,7 +92,7 @@ async def test_keys_come_and_go(tmp_path: Path, address: str) -> None:
             assert len(table) == 1
 
 
-async def test_there_may_be_no_keys_at_all(tmp_path: Path, address: str) -> None:
+async def test_an_empty_key_list_is_valid(tmp_path: Path, address: str) -> None:
     async with catalog(tmp_path, address), following(address) as table:
         await until(lambda: table.loaded)
         assert len(table) == 0
@@ -180,7 +180,7 @@ async def test_a_catalog_that_falls_silent_is_noticed(
             await until(lambda: table.find(secret) is None)
 
 
-async def test_as_many_keys_as_there_may_be(tmp_path: Path, address: str) -> None:
+async def test_the_maximum_number_of_keys(tmp_path: Path, address: str) -> None:
     """At the limit, one event delivers all keys, and a lookup does not scan the others."""
     async with catalog(tmp_path, address) as keys:
         made, secret = await keys.create(NewKey(name="real"))

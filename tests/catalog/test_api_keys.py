@@ -203,7 +203,7 @@ async def test_a_caller_who_gives_up_leaves_no_half_made_key(tmp_path: Path) -> 
         assert [key.id for key in keys.all()] == known
 
 
-async def test_the_database_itself_refuses_what_is_no_hash(tmp_path: Path) -> None:
+async def test_the_database_refuses_an_invalid_hash(tmp_path: Path) -> None:
     async with opened(tmp_path) as keys:
         with pytest.raises(sqlite3.IntegrityError):
             await keys._database.write(

@@ -169,7 +169,7 @@ def test_a_damaged_catalog_gives_no_backup(home: Path) -> None:
     assert not (home / "b.db").exists()
 
 
-def test_what_cannot_be_done_is_said(home: Path) -> None:
+def test_failures_are_reported(home: Path) -> None:
     with pytest.raises(BackupError, match="has no catalog: name its folder with ALLM_HOME"):
         back_up(home, home / "b.db", replace=False)
     made(home)
@@ -186,7 +186,7 @@ def test_what_cannot_be_done_is_said(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may become another user")
-def test_another_user_is_told_why(home: Path) -> None:
+def test_another_user_gets_the_reason(home: Path) -> None:
     made(home)
     os.seteuid(12345)
     try:

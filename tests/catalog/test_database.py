@@ -59,7 +59,7 @@ async def test_written_data_survives_a_restart(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_later_migrations_are_applied_to_what_is_there_and_once(tmp_path: Path) -> None:
+async def test_later_migrations_are_applied_once_to_existing_data(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     database = await CatalogDatabase.open(path, (FIRST,))
     await database.write(put("four"))

@@ -118,7 +118,7 @@ def test_leaving_replica_is_removed_at_once() -> None:
     assert replica_status.report(GONE, registered).rosters == frozenset(), "nothing has changed"
 
 
-def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REPLICAS", 2)
     replica_status = ReplicaStatus(Clock())
     for name in ("a", "b", "a"):

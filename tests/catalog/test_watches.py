@@ -67,7 +67,9 @@ async def rest(watch: Watch) -> list[str]:
     return found
 
 
-async def test_all_there_is_then_a_mark_then_changes(catalog: Catalog, registrations: Registrations) -> None:
+async def test_a_watch_sends_all_models_then_a_mark_then_changes(
+    catalog: Catalog, registrations: Registrations
+) -> None:
     for model_id in ("b", "a"):
         await registrations.add(desired(model_id), "")
     with catalog.watchers.watch(None, statuses=False) as watch:
@@ -184,7 +186,7 @@ async def test_watches_end_with_the_catalog(catalog: Catalog) -> None:
         assert await late.next() is None
 
 
-async def test_there_is_a_limit(catalog: Catalog) -> None:
+async def test_watches_are_limited(catalog: Catalog) -> None:
     with ExitStack() as open_ones:
         for _ in range(MAX_WATCHERS):
             open_ones.enter_context(catalog.watchers.watch(None, statuses=False))

@@ -43,7 +43,7 @@ async def studio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stud
         yield studio
 
 
-async def test_pictures_are_drawn_and_tell_how(studio: Studio) -> None:
+async def test_pictures_are_generated_with_their_parameters(studio: Studio) -> None:
     first, second = await studio.generated(count=2)
     assert [(each.index, each.seed, each.width, each.height) for each in (first, second)] == [
         (0, 7, SIDE, SIDE),
@@ -84,7 +84,7 @@ async def test_other_formats(studio: Studio, kind: str) -> None:
     assert (image.format, image.size) == (kind.upper(), (SIDE * 2, SIDE))
 
 
-async def test_an_image_is_drawn_over_everywhere_or_under_a_mask(studio: Studio) -> None:
+async def test_an_image_is_redrawn_everywhere_or_under_a_mask(studio: Studio) -> None:
     image = file(halves(100, 50))
     mask = file(halves(100, 50, (0, 0, 0, 0), (0, 0, 0, 255)))
     (whole,), (part,), (varied,) = [

@@ -374,7 +374,7 @@ def test_each_runtime_computes_on_its_own_device() -> None:
     assert verdicts["llama_cpp"].runtime.device == "vulkan"
 
 
-def test_the_reason_why_there_is_no_gpu_is_in_the_refusal() -> None:
+def test_the_refusal_names_the_reason_for_the_missing_gpu() -> None:
     why = "torch 2.13.0+cpu is built without CUDA"
     model = descriptor(**SAFETENSORS, size=CPU_LIMIT_BYTES + 1)
     automatic = EngineRegistry("cpu", forced=False, runtimes=placed(torch_lacking=why))

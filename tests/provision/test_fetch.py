@@ -189,7 +189,7 @@ async def test_local_files_are_only_looked_at(model: Model, tmp_path: Path) -> N
 # --- failures on the way
 
 
-async def test_a_cut_connection_is_gone_on_from_there(model: Model) -> None:
+async def test_a_lost_connection_resumes(model: Model) -> None:
     model.hub.cut(LARGE, 600_000)
     model.check(await model.fetch())
     assert model.ranges() == ["", "bytes=600000-"]
@@ -264,14 +264,14 @@ async def test_access_denied_by_the_hub_is_a_permanent_problem(model: Model, cod
     assert len(model.hub.asked(LARGE)) == 1
 
 
-async def test_a_busy_hub_is_come_back_to_when_it_says(model: Model) -> None:
+async def test_a_busy_hub_is_retried_after_its_retry_time(model: Model) -> None:
     model.hub.status(LARGE, 429, headers={"retry-after": "600"})
     problem = await model.problem()
     assert (problem.permanent, problem.retry_after) == (False, 600.0)
     model.check(await model.fetch())
 
 
-async def test_a_hub_that_fails_or_is_gone_is_come_back_to(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_hub_is_retried(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     model.hub.status(LARGE, 500, times=-1)
     problem = await model.problem()
     assert not problem.permanent
@@ -280,7 +280,7 @@ async def test_a_hub_that_fails_or_is_gone_is_come_back_to(model: Model, monkeyp
     assert not (await model.problem()).permanent
 
 
-async def test_one_file_that_cannot_be_had_ends_the_others(model: Model) -> None:
+async def test_one_failed_file_cancels_the_others(model: Model) -> None:
     """The others are too slow to finish before the test does."""
     model.hub.bytes_per_second = 10_000
     model.hub.status("config.json", 404, times=-1)
@@ -370,7 +370,7 @@ async def test_a_staging_folder_that_is_a_link_is_not_followed(model: Model, tmp
 # --- cancellation, death, and other processes
 
 
-async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_gone_on_with(model: Model) -> None:
+async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_resumed(model: Model) -> None:
     gate = model.hub.gate(LARGE, after_bytes=1_000_000)
     task = asyncio.create_task(model.fetch())
     await until(gate.reached.is_set)
@@ -421,7 +421,7 @@ def child_of(model: Model) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-async def test_a_killed_fetch_is_gone_on_with_by_the_next_process(model: Model) -> None:
+async def test_a_killed_fetch_is_resumed_by_the_next_process(model: Model) -> None:
     gate = model.hub.gate(LARGE, after_bytes=1_000_000)
     with child_of(model) as child:
         await until(gate.reached.is_set)

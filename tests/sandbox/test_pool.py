@@ -153,7 +153,7 @@ async def test_a_client_with_many_orders_delays_another_by_one() -> None:
     assert not orders.turns.full
 
 
-async def test_a_full_queue_refuses_the_latest_order_of_whoever_holds_most_of_it() -> None:
+async def test_a_full_queue_refuses_the_latest_order_of_its_heaviest_client() -> None:
     orders = Orders(queue=3)
     first, *waiting = [await orders.order("greedy") for _ in range(4)]
     with pytest.raises(Overloaded, match="3 wait"):
@@ -168,7 +168,7 @@ async def test_a_full_queue_refuses_the_latest_order_of_whoever_holds_most_of_it
     assert orders.begun == ["greedy", "other", "greedy", "greedy"]
 
 
-async def test_who_gives_up_loses_no_place() -> None:
+async def test_a_cancelled_wait_loses_no_place() -> None:
     orders = Orders(queue=9)
     tasks = [await orders.order(client) for client in ("a", "b", "c")]
     tasks[1].cancel()

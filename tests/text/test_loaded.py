@@ -125,7 +125,7 @@ async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_rea
         assert sum(isinstance(message, Cancel) for message in worker.sent) == 1
 
 
-async def test_two_keys_share_a_full_queue_and_a_lone_one_fills_it() -> None:
+async def test_two_keys_share_a_full_queue_and_a_single_key_may_fill_it() -> None:
     worker = accepting()
 
     async def ask(key: str) -> Any:
@@ -403,7 +403,7 @@ async def test_refusals_reach_the_caller_and_others_go_on() -> None:
         assert unpacked((await second)[0]) == [(0, 2)]
 
 
-async def test_vectors_longer_than_the_models_are_refused_before_the_worker_hears_of_it() -> None:
+async def test_too_many_dimensions_are_refused_before_the_worker() -> None:
     worker = Scripted()
     async with loaded_encoder(worker) as model:
         with pytest.raises(InvalidRequest, match=r"'dimensions' is 3, but vectors of .* have 2") as caught:

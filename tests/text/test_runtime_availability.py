@@ -53,11 +53,11 @@ def interpreter(path: Path, *packages: str, body: str = "") -> str:
     return str(script)
 
 
-def test_one_that_has_both_is_as_good_as_our_own(tmp_path: Path) -> None:
+def test_an_interpreter_with_both_packages_is_usable(tmp_path: Path) -> None:
     assert vllm(interpreter(tmp_path, "vllm", "services")).missing == ""
 
 
-def test_another_one_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_lacks_a_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a worker imports from the service's working directory, and so does the check
     bare = interpreter(tmp_path / "bare", "services")
     assert vllm(bare).missing.startswith(f"{bare} (ALLM_VLLM_PYTHON) has no vLLM: ")
@@ -71,7 +71,7 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
     assert "has no vLLM" in vllm(interpreter(tmp_path / "bare", "services")).missing
 
 
-def test_what_is_no_interpreter_is_reported(tmp_path: Path) -> None:
+def test_an_invalid_interpreter_is_reported(tmp_path: Path) -> None:
     assert "cannot be started: No such file or directory" in vllm(str(tmp_path / "python")).missing
     broken = interpreter(tmp_path, body="#!/bin/sh\nexit 3\n")
     assert "ended with exit code 3" in vllm(broken).missing

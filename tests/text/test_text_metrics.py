@@ -111,7 +111,7 @@ async def test_an_answer_that_ends_well() -> None:
     assert (value("allm_kv_cells_capacity"), value("allm_kv_cells_cached")) == (0, 0), "the worker is gone"
 
 
-async def test_an_answer_that_is_given_up_counts_what_was_computed_but_has_no_length() -> None:
+async def test_an_abandoned_answer_counts_its_tokens_but_no_length() -> None:
     before, worker = counts(), puppet()
     async with served(worker) as model, model.generate("me", "Hello.", SamplingParams()) as answer:
         worker.say(step(1, Piece(1, "a", None, 1, 0)), step(2, Piece(1, "b", None, 2, 0)))

@@ -31,7 +31,7 @@ def test_a_bar_names_the_check_that_runs_on_a_terminal() -> None:
     assert "passed" not in file.getvalue()
 
 
-def test_elsewhere_there_is_a_line_for_each() -> None:
+def test_without_a_terminal_each_check_has_a_line() -> None:
     shown, file = console(terminal=False)
     with CheckScreen("m", len(CHECKS), shown) as screen:
         screen.begun(0, CHECKS[0])

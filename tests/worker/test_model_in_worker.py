@@ -181,7 +181,7 @@ async def test_a_worker_takes_no_more_as_soon_as_its_end_can_be_seen() -> None:
     assert worker.sent == [Stop()]
 
 
-async def test_requests_of_a_worker_that_ended_hear_how_though_it_is_replaced_at_once() -> None:
+async def test_requests_of_a_dead_worker_get_its_error_although_it_is_replaced() -> None:
     worker = Scripted()
     model = Model(MODEL, worker, RequestLimits(running=1, queue=1, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
     with model.ask() as question:

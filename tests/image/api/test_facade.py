@@ -295,7 +295,7 @@ async def test_a_variation_has_no_mask_and_no_prompt(client: AsyncOpenAI) -> Non
             await client.images.create_variation(image=IMAGE, model=MODEL, extra_body=extra)
 
 
-async def test_more_files_than_there_is_room_for_are_refused(core: ScriptedImages, tmp_path: Path) -> None:
+async def test_files_beyond_the_limit_are_refused(core: ScriptedImages, tmp_path: Path) -> None:
     there, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(_: Event) -> None:

@@ -66,7 +66,7 @@ def detail(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     return info
 
 
-async def test_pictures_come_in_order_with_all_that_they_were_drawn_with(stub: Stub, core: ScriptedImages) -> None:
+async def test_pictures_arrive_in_order_with_their_parameters(stub: Stub, core: ScriptedImages) -> None:
     answer = await stub.GenerateImage(generate(count=2, format=image_pb2.IMAGE_FORMAT_WEBP))
     assert answer.model == MODEL
     assert [(each.index, each.data, each.seed) for each in answer.images] == [(0, content(0), 7), (1, content(1), 8)]
@@ -88,7 +88,7 @@ async def test_all_parameters_reach_the_core(stub: Stub, core: ScriptedImages) -
 
 
 @streams
-async def test_a_stream_tells_how_it_goes(stub: Stub, core: ScriptedImages, rpc: str) -> None:
+async def test_a_stream_reports_progress(stub: Stub, core: ScriptedImages, rpc: str) -> None:
     events = [event async for event in getattr(stub, rpc)(streamed(rpc, partial_images=1))]
     kinds = [event.WhichOneof("event") for event in events]
     assert kinds == ["started", *["progress"] * 4, "partial", "image", "finished"]

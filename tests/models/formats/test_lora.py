@@ -63,12 +63,12 @@ def test_every_way_of_naming_is_known(tmp_path: Path, names: tuple[str, str]) ->
 
 
 @every_name
-def test_one_for_matrices_of_another_size_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_a_lora_for_matrices_of_another_size_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     assert "was made for another model" in refused(tmp_path, pair(names, 2048, 320))
     assert "is for 640x768 numbers, this model has" in refused(tmp_path, pair(names, 768, 640))
 
 
-def test_one_for_matrices_that_are_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_lora_for_missing_matrices_is_refused(tmp_path: Path) -> None:
     there, absent = NAMES["diffusers"], ("unet.x.lora_A.weight", "unet.x.lora_B.weight")
     message = refused(tmp_path, pair(there, 768, 320) | pair(absent, 768, 320))
     assert "1 of its 2 matrices are not in this one, such as unet.x" in message

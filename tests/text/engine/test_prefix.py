@@ -182,7 +182,7 @@ def test_requests_get_cells_of_sessions_too() -> None:
     assert kept.ledger.cached == 0
 
 
-def test_a_session_is_not_taken_by_another_request_while_there_is_something_else() -> None:
+def test_other_requests_take_a_sessions_cells_last() -> None:
     tokens = [1] * 4 * BLOCK
     kept = Kept()
     kept.keep("a", tokens, 1, "session")
