@@ -42,7 +42,7 @@ NO_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The finding on one subject. `missing`: what is asked for, or could be had, and is not there; with its remedy."""
+    """The finding on one subject. `missing`: requested or available parts that are absent, with the remedy."""
 
     subject: str
     finding: str
