@@ -19,7 +19,7 @@ from services.text.engine.messages import EngineOptions, Stepped
 from services.text.engine.request_loop import BatchLimits, Inbox
 from services.text.engine.runtime import Runtime
 from services.text.engine.sampling import SamplingParams
-from services.worker.messages import Refused
+from services.worker.messages import RequestRefused
 
 _ORDINARY = 256  # the first tokens of a vocabulary are special ones, or single bytes
 
@@ -134,7 +134,7 @@ class _Run:
         self._inbox.put(sequence.Sequence(self._asked, f"client {self._asked}", tokens, params))
 
     def _take(self, message: object) -> None:
-        if isinstance(message, Refused):
+        if isinstance(message, RequestRefused):
             raise LoadError(f"{message.code}: {message.message}")
         if not isinstance(message, Stepped):
             return

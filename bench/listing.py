@@ -22,7 +22,7 @@ import grpc
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registrations
 from services.models.descriptor import ModelFacts
 from services.models.desired import DesiredModel
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 async def _register(home: Path) -> None:
-    database = await Database.open(home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
     registrations = await Registrations.load(database)
     for number in range(MODELS):
         await registrations.add(_model(number), "")

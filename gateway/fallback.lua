@@ -1,6 +1,6 @@
--- What the transcoder leaves undone about responses to REST callers. Native gRPC and gRPC-Web pass untouched.
+-- Completes what the transcoder writes for REST callers. Native gRPC and gRPC-Web responses pass unchanged.
 
--- gRPC has no code for some HTTP statuses (413, 415, 422): the service names the one it means in a header.
+-- gRPC has no code for some HTTP statuses (413, 415, 422): the service sends the status in a header.
 local function take_status(headers)
   local wanted = headers:get("x-http-status")
   if wanted then
@@ -23,7 +23,7 @@ local function shape_error(handle, status)
   end
 end
 
--- What is refused before the filter of gRPC-Web has seen the request: a status in headers, to which Envoy gives no type.
+-- A request that is refused before it reaches the gRPC-Web filter gets its status in headers, without a content type.
 local function is_refusal_of_grpc_web(headers)
   local kind = headers:get("x-grpc-web-type")
   if kind then

@@ -1,9 +1,9 @@
--- What Envoy tells its collector, before it is sent: `grpc.message`, what a caller was told of an error, may quote the
--- request, and nothing switches it off. Its text is written over, in place, so that no length changes. A span's attribute
--- is a KeyValue: field 1 its key, field 2 an AnyValue, whose field 1 is a text.
+-- Masks error messages in Envoy's spans before they are sent to the collector. The attribute `grpc.message` may quote
+-- the request, and Envoy cannot disable it. Its text is overwritten in place, so that no length changes. A span's
+-- attribute is a KeyValue: field 1 is its key, field 2 an AnyValue, whose field 1 is a text.
 local KEY = "\10\12grpc.message\18"
 
--- A varint of protobuf: its value, and where it ends.
+-- Reads a protobuf varint. Returns its value and the position after it.
 local function varint(bytes, at)
   local value, scale = 0, 1
   while true do

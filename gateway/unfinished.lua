@@ -1,5 +1,5 @@
--- Request bodies that are still arriving. Envoy holds each until it is whole; this limits how long one may take and how
--- many bytes all of them may have. gateway/render.py puts SECONDS and BYTES, the limits of a worker thread, above.
+-- Limits request bodies that are still arriving, which Envoy buffers: the time of each, and the bytes of all together.
+-- gateway/render.py prepends SECONDS and BYTES, the limits of one worker thread.
 --
 -- The routes match the state of a body. Until it is `whole`, its route has a short idle timeout. The states `late` and
 -- `excess` lead to a route that ends the request at once: a script cannot answer after the headers have passed it.
@@ -13,7 +13,7 @@ local function forget(account)
   end
 end
 
--- No script is called when a client disconnects. The account is then garbage, and the collector calls `__gc`.
+-- Envoy calls no script when a client disconnects. The account then becomes garbage, and the collector calls `__gc`.
 local function open_account()
   local account = { bytes = 0, open = true, guard = newproxy(true) }
   getmetatable(account.guard).__gc = function() forget(account) end
@@ -21,7 +21,7 @@ local function open_account()
   return account
 end
 
--- Reports whether all bodies together are too large, and this one is at least of average size: small ones always pass.
+-- Returns true if all bodies together are too large and this one has at least the average size: small ones always pass.
 local function is_excess(account)
   if held <= BYTES or account.bytes * bodies < held then
     return false

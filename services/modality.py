@@ -12,7 +12,7 @@ from allm.models.v1 import residency_service_pb2_grpc
 
 from services.models.descriptor import Modality
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import CPU, DEVICES, Runtime
+from services.models.runtimes import CPU, DEVICES, RuntimeSpec
 from services.provision.provision import EVERYTHING, Provision
 from services.provision.reporter import FigureReader
 from services.residency.manager import ModelManager
@@ -32,7 +32,7 @@ _ONLY_APPLE = "mps"
 
 
 async def open_registry(
-    setting: str, runtimes: Iterable[Runtime], devices: Iterable[Awaitable[RuntimeDevices]]
+    setting: str, runtimes: Iterable[RuntimeSpec], devices: Iterable[Awaitable[RuntimeDevices]]
 ) -> EngineRegistry:
     """Determines the device of every runtime. Never raises but on cancellation.
 
@@ -47,7 +47,7 @@ async def open_registry(
     return EngineRegistry(best if setting == AUTO else setting, forced=setting != AUTO, runtimes=here)
 
 
-def on_device(runtime: Runtime, found: RuntimeDevices, setting: str) -> Runtime:
+def on_device(runtime: RuntimeSpec, found: RuntimeDevices, setting: str) -> RuntimeSpec:
     """Returns the runtime with the device that it computes on here, and the reason if that is not what is wanted.
 
     `setting`: as in open_registry. A requested device stays the runtime's device even if it cannot be used: the models

@@ -95,7 +95,7 @@ def beneath(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_the_checks_cover_source_files() -> None:
     assert len(NAMES) > 50
     assert "os.environ" in uses("services/worker/process.py"), "the tests below would see it"
 

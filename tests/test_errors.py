@@ -115,7 +115,7 @@ def test_oversized_request_is_invalid_with_its_own_status() -> None:
     assert all(f"`{word}`" in text for word in ("OUT_OF_RANGE", "request_too_large"))
 
 
-def test_the_openai_object_prints_null_for_what_is_absent() -> None:
+def test_the_openai_object_prints_null_for_absent_fields() -> None:
     assert InvalidRequest("x").openai_object() == {
         "message": "x",
         "type": "invalid_request_error",

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from services.modality import on_device, open_registry
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from services.worker.devices import FoundDevice, RuntimeDevices
 
 LLAMA_CPP, TORCH = RUNTIMES[:2]
@@ -44,7 +44,7 @@ async def test_a_requested_device_is_never_replaced() -> None:
 
 
 async def test_a_runtime_that_nobody_asks_for_has_the_services_device() -> None:
-    other = Runtime(name="other", modality="audio", formats=frozenset(), architectures={}, devices=frozenset())
+    other = RuntimeSpec(name="other", modality="audio", formats=frozenset(), architectures={}, devices=frozenset())
     registry = await open_registry("auto", (LLAMA_CPP, other), [answered("llama_cpp", CARD)])
     assert registry.device_of("other") == registry.device_of("llama_cpp") == "cuda"
 

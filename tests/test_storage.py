@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from services.auth.token_ledger import TokenFile
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.residency.memory.ledger_file import LedgerFile
 from services.storage import WAL_BYTES, WAL_PAGES, SqliteFile, make_private, private_folder
-from services.text.responses.sqlite_store import Database as ResponseDatabase
+from services.text.responses.sqlite_store import ResponseDatabase
 
 
 def mode(path: Path) -> int:
@@ -66,7 +66,7 @@ KINDS = ("catalog", "ledger", "responses", "tokens")
 
 async def opened(kind: str, path: Path) -> SqliteFile:
     if kind == "catalog":
-        return await Database.open(path, MIGRATIONS)
+        return await CatalogDatabase.open(path, MIGRATIONS)
     if kind == "responses":
         return await ResponseDatabase.open(path)
     if kind == "tokens":

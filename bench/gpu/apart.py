@@ -122,7 +122,7 @@ def graphs(folder: Path, device: str, sizes: Sizes) -> dict[str, Any]:
 
 def _decode(engine: Any, sizes: Sizes, clients: int) -> tuple[list[list[int]], float]:
     """Returns the greedy tokens of each sequence, and the median milliseconds of a decoding step."""
-    from services.text.engine.runtime import Span  # noqa: PLC0415
+    from services.text.engine.runtime import TokenSpan  # noqa: PLC0415
     from services.text.engine.sampling import SamplingParams  # noqa: PLC0415
 
     random = Random(clients)  # noqa: S311 (load, no secret)
@@ -130,11 +130,11 @@ def _decode(engine: Any, sizes: Sizes, clients: int) -> tuple[list[list[int]], f
     answers: list[list[int]] = []
     for number in range(clients):
         prompt = sizes.prompt(random, engine.ready.vocabulary)
-        answers.append([engine.step([Span(number, 0, prompt, samplers[number])])[0].token])
+        answers.append([engine.step([TokenSpan(number, 0, prompt, samplers[number])])[0].token])
     seconds: list[float] = []
     for step in range(_STEPS):
         place = sizes.prompt_tokens + step
-        spans = [Span(number, place, [answers[number][-1]], samplers[number]) for number in range(clients)]
+        spans = [TokenSpan(number, place, [answers[number][-1]], samplers[number]) for number in range(clients)]
         begun = time.perf_counter()
         chosen = engine.step(spans)
         seconds.append(time.perf_counter() - begun)

@@ -25,7 +25,7 @@ from services.models.descriptor import EngineSettings, Format, ModelDescriptor, 
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import CPU, Runtime
+from services.models.runtimes import CPU, RuntimeSpec
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Needed
 from services.residency.memory.device_memory import VulkanMemory
@@ -61,7 +61,7 @@ class Session:
         self,
         manager: ModelManager[Any],
         descriptor: ModelDescriptor,
-        runtime: Runtime,
+        runtime: RuntimeSpec,
         needed: Needed,
         readings: Readings,
     ) -> None:

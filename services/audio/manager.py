@@ -32,7 +32,7 @@ from services.audio.engine.messages import (
 )
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
@@ -238,7 +238,7 @@ class AudioManager(ModelManager[LoadedWhisper]):
         super().__init__(self._start)
         self._settings = settings
 
-    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedWhisper:
+    async def _start(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> LoadedWhisper:
         options = self.options(descriptor, runtime)
         libraries = cublas_environ() if runtime.gpu and runtime.name == CTRANSLATE2 else {}
         start: WorkerStart[FromWorker, WhisperReady] = WorkerStart(
@@ -252,7 +252,7 @@ class AudioManager(ModelManager[LoadedWhisper]):
         )
         return await start.run(lambda worker, ready: LoadedWhisper(descriptor.id, worker, ready, self._settings))
 
-    def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
+    def options(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> EngineOptions:
         """Returns the options of a model under a runtime, for its worker and for the memory estimate."""
         settings = self._settings
         return EngineOptions(

@@ -22,7 +22,7 @@ from services.audio.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.whisper import read_shapes
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.memory.memory_estimate import MemoryEstimate, gpu_of
 from services.settings.modality_settings import MIB, AudioSettings
 
@@ -41,11 +41,13 @@ _SIZES = ((50e6, (4, 384)), (110e6, (6, 512)), (400e6, (12, 768)), (1000e6, (24,
 class AudioMemoryEstimate:
     """The memory estimate of one service. `options` returns the manager's options of a model."""
 
-    def __init__(self, settings: AudioSettings, options: Callable[[ModelDescriptor, Runtime], EngineOptions]) -> None:
+    def __init__(
+        self, settings: AudioSettings, options: Callable[[ModelDescriptor, RuntimeSpec], EngineOptions]
+    ) -> None:
         self._settings = settings
         self._options = options
 
-    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
+    def __call__(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> MemoryEstimate:
         """Returns the peak memory of a model. Reads headers only.
 
         Raises:
@@ -72,7 +74,7 @@ class AudioMemoryEstimate:
         return MemoryEstimate.of(parts, {"worker": worker}, runtime)
 
 
-def _weight_bytes(options: EngineOptions, runtime: Runtime) -> float:
+def _weight_bytes(options: EngineOptions, runtime: RuntimeSpec) -> float:
     """Returns the bytes of one weight in memory; for 8 bits a little more, because of the scales."""
     if runtime.name != "faster_whisper":
         return 2.0 if options.gpu else 4.0

@@ -98,7 +98,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoredKeys:
     """The file's content, as JSON; hashes are base64."""
 
     version: int
@@ -106,7 +106,7 @@ class Snapshot:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Snapshot).decode
+_decode = msgspec.json.Decoder(StoredKeys).decode
 
 
 class KeySnapshot:
@@ -145,7 +145,7 @@ class KeySnapshot:
         if not self._changed.is_set():
             return True
         self._changed.clear()
-        content = _encode(Snapshot(VERSION, tuple(self._table.all())))
+        content = _encode(StoredKeys(VERSION, tuple(self._table.all())))
         try:
             await asyncio.to_thread(replace_file, self._path, content, 0o600)
         except OSError as error:
@@ -158,7 +158,7 @@ class KeySnapshot:
         return True
 
 
-def _read(path: Path) -> Snapshot:
+def _read(path: Path) -> StoredKeys:
     """Reads the file. Raises OSError, or ValueError for an invalid file."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError("it is too large")

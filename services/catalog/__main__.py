@@ -13,7 +13,7 @@ from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.api_keys import ApiKeys
 from services.catalog.catalog import Catalog
-from services.catalog.database import FILE_NAME, MIGRATIONS, Database
+from services.catalog.database import FILE_NAME, MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import check_publishers, load_supported
 from services.rpc.server import Application, run
@@ -26,7 +26,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     """Builds the service: database, registrations, core, and the two wire formats on top."""
     check_publishers(settings.model.publishers)
     supported = load_supported(settings.model.supported)
-    database = await Database.open(settings.home / FILE_NAME, MIGRATIONS)
+    database = await CatalogDatabase.open(settings.home / FILE_NAME, MIGRATIONS)
     try:
         registrations = await Registrations.load(database)
         keys = await ApiKeys.load(database)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from services.auth.identity import ADMIN, INFERENCE
 from services.auth.key_format import LIMITS, KeyRights, key_hash, key_hint, new_key, new_key_id
-from services.catalog.database import Database, WholeChanges
+from services.catalog.database import CatalogDatabase, WholeChanges
 from services.catalog.watches import OpenWatch, OpenWatches
 from services.errors import InvalidRequest, KeyNotFound
 
@@ -188,7 +188,7 @@ class KeyWatchers(OpenWatches[KeyWatch]):
 class ApiKeys:
     """The table of keys, with a copy in memory. `clock`: seconds since the epoch."""
 
-    def __init__(self, database: Database, found: list[ApiKey], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: CatalogDatabase, found: list[ApiKey], clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
         self._changes = WholeChanges()
@@ -196,7 +196,7 @@ class ApiKeys:
         self.watchers = KeyWatchers(self._keys)
 
     @classmethod
-    async def load(cls, database: Database, clock: Callable[[], float] = time.time) -> ApiKeys:
+    async def load(cls, database: CatalogDatabase, clock: Callable[[], float] = time.time) -> ApiKeys:
         """Reads all keys, and deletes those that ended long ago."""
         keys = cls(database, await database.read(_read_all), clock)
         await keys._changes.run(keys._forget_old)

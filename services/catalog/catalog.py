@@ -21,7 +21,7 @@ from services.catalog.registration.register import Change, NewModel, Registrar
 from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Surveyor
 from services.catalog.registration.validation import check_stages
-from services.catalog.replica_status import REPORT_WITHIN, ReplicaStatus, Report
+from services.catalog.replica_status import REPORT_WITHIN, ReplicaReport, ReplicaStatus
 from services.catalog.resolution import explain
 from services.catalog.watches import Watchers
 from services.errors import InvalidRequest
@@ -131,7 +131,7 @@ class Catalog:
             for one in self._replica_status.live(view.desired.facts.modality)
         ]
 
-    def report(self, report: Report) -> bool:
+    def report(self, report: ReplicaReport) -> bool:
         """Takes in a replica's report; returns whether the catalog now knows its full state. Raises Overloaded."""
         effect = self._replica_status.report(report, lambda model_id: self.views.has(model_id, report.modality))
         for modality in effect.rosters:
@@ -194,7 +194,7 @@ class Catalog:
             await asyncio.sleep(EXPIRY_SECONDS)
             try:
                 self.expire()
-            except Exception:  # a bug in one round must not keep dead replicas for ever
+            except Exception:  # a bug in one round must not keep dead replicas forever
                 log.exception("unexpected error while silent replicas were dropped")
 
 

@@ -96,7 +96,7 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
-class Database(SqliteFile):
+class CatalogDatabase(SqliteFile):
     """An open database. Closing it lets another process open it."""
 
     work_errors = (sqlite3.IntegrityError,)  # raised for a name that is taken
@@ -107,7 +107,7 @@ class Database(SqliteFile):
         self._lock = -1
 
     @classmethod
-    async def open(cls, path: Path, migrations: Sequence[str]) -> Database:
+    async def open(cls, path: Path, migrations: Sequence[str]) -> CatalogDatabase:
         """Opens or creates the file and migrates it to the current schema.
 
         Raises:

@@ -13,7 +13,7 @@ from services.catalog import metrics
 from services.errors import InvalidRequest, Overloaded
 from services.models.descriptor import MODALITIES, Modality
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.status import Status
 from services.telemetry.figures import Figures
 
@@ -23,7 +23,7 @@ MAX_REPLICAS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReplicaReport:
     """A replica's report. Device and runtimes count only in complete reports."""
 
     replica: str
@@ -31,7 +31,7 @@ class Report:
     complete: bool = False
     device: str = ""
     forced: bool = False  # whether an operator chose the device
-    runtimes: tuple[Runtime, ...] = ()
+    runtimes: tuple[RuntimeSpec, ...] = ()
     statuses: Mapping[str, Status] = field(default_factory=dict)  # by model id
     leaving: bool = False
     figures: Figures | None = None  # not used here, but by `Machine`
@@ -66,7 +66,7 @@ class ReplicaStatus:
         self._live: dict[Modality, tuple[Replica, ...]] = {}  # by name; cached: read once per listed model
         self._sort_by_modality()
 
-    def report(self, report: Report, registered: Callable[[str], bool]) -> ReportEffect:
+    def report(self, report: ReplicaReport, registered: Callable[[str], bool]) -> ReportEffect:
         """Takes in a report; ignores models that are not `registered` for its modality.
 
         Raises:
@@ -110,7 +110,7 @@ class ReplicaStatus:
         """Returns the replicas of a modality, by name."""
         return self._live[modality]
 
-    def _complete(self, report: Report, old: Replica | None, registered: Callable[[str], bool]) -> ReportEffect:
+    def _complete(self, report: ReplicaReport, old: Replica | None, registered: Callable[[str], bool]) -> ReportEffect:
         if old is None and len(self._replicas) >= MAX_REPLICAS:
             raise Overloaded(f"{MAX_REPLICAS} replicas are known, which is the limit", retry_after=REPORT_WITHIN)
         new = Replica(
@@ -139,6 +139,6 @@ class ReplicaStatus:
             metrics.REPLICAS.labels(modality).set(len(self._live[modality]))
 
 
-def _offer(replica: Replica) -> tuple[Modality, str, bool, tuple[Runtime, ...]]:
+def _offer(replica: Replica) -> tuple[Modality, str, bool, tuple[RuntimeSpec, ...]]:
     registry = replica.registry
     return replica.modality, registry.device, registry.forced, registry.runtimes

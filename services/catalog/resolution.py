@@ -9,7 +9,7 @@ from services.errors import Unsupported
 from services.models.artifacts import runtime_of
 from services.models.desired import Artifact, DesiredModel
 from services.models.runtime_choice import Verdict
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.status import State
 
 
@@ -32,10 +32,10 @@ def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
     return _with_skipped(_verdicts(replica, desired, fitting), skipped)
 
 
-def _verdicts(replica: Replica, desired: DesiredModel, fitting: list[tuple[Artifact, Runtime]]) -> list[Verdict]:
+def _verdicts(replica: Replica, desired: DesiredModel, fitting: list[tuple[Artifact, RuntimeSpec]]) -> list[Verdict]:
     verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime, desired.engine)
     caches: dict[str, list[str]] = {}
-    runtimes: dict[str, Runtime] = {}
+    runtimes: dict[str, RuntimeSpec] = {}
     for artifact, runtime in fitting:
         caches.setdefault(runtime.name, []).append(artifact.name)
         runtimes[runtime.name] = runtime
@@ -49,10 +49,12 @@ def _verdicts(replica: Replica, desired: DesiredModel, fitting: list[tuple[Artif
     return with_cache + [_behind(verdict) for verdict in verdicts if verdict.runtime.name not in caches]
 
 
-def _caches(replica: Replica, desired: DesiredModel) -> tuple[list[tuple[Artifact, Runtime]], list[tuple[str, str]]]:
+def _caches(
+    replica: Replica, desired: DesiredModel
+) -> tuple[list[tuple[Artifact, RuntimeSpec]], list[tuple[str, str]]]:
     """Returns the execution caches that a replica can use, in order, each with its runtime; and for each of the others
     its runtime and the reason."""
-    fitting: list[tuple[Artifact, Runtime]] = []
+    fitting: list[tuple[Artifact, RuntimeSpec]] = []
     skipped: list[tuple[str, str]] = []
     for artifact in desired.artifacts:
         try:

@@ -1,4 +1,4 @@
-"""`allm doctor`: what this machine can do, what is missing, and the command that mends it. It needs no server."""
+"""`allm doctor`: shows what this machine can do, what it lacks, and the commands that add it. It needs no server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.byte_count import bytes_word
 from services.cli.models.page import Page
 from services.modality import open_registry
 from services.models.runtime_choice import CPU_LIMIT_BYTES, EngineRegistry
-from services.models.runtimes import CPU, Runtime
+from services.models.runtimes import CPU, RuntimeSpec
 from services.residency.memory.device_memory import read_devices
 from services.residency.memory.host_memory import read_host_memory
 from services.settings.settings import Settings
@@ -42,7 +42,7 @@ NO_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The finding on one subject. `missing`: what is asked for, or could be had, and is not there; with its remedy."""
+    """The finding on one subject. `missing`: requested or available parts that are absent, with the remedy."""
 
     subject: str
     finding: str
@@ -117,7 +117,7 @@ def _gpus(found: Mapping[str, RuntimeDevices], settings: Settings) -> Line:
     return Line("GPUs", f"none that a runtime can use; {no_sign_of('cuda', {})}")
 
 
-def _runtime(runtime: Runtime, registry: EngineRegistry, found: RuntimeDevices | None, missing: str) -> Line:
+def _runtime(runtime: RuntimeSpec, registry: EngineRegistry, found: RuntimeDevices | None, missing: str) -> Line:
     if missing or found is None:
         return Line(runtime.name, "not installed", missing)
     version = f" ({found.version})" if found.version else ""
@@ -157,7 +157,7 @@ def _gateway() -> Line:
     return Line("gateway", "not installed", "pip install 'allm-server[gateway]'")
 
 
-def _not_installed(runtime: Runtime) -> str:
+def _not_installed(runtime: RuntimeSpec) -> str:
     """Returns how to install a runtime; empty if it is installed."""
     if runtime.missing or runtime.name not in EXTRAS:
         return runtime.missing

@@ -146,7 +146,7 @@ def top(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do, what is missing, and the command that mends it; needs no running server.
+    """Show what this machine can do, what it lacks, and the commands that add it; needs no running server.
 
     The exit status is 1 if `ALLM_DEVICE` asks for a device that a runtime cannot use.
     """

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from services.byte_count import bytes_word
 from services.cli.models.catalog import session
-from services.cli.models.connection import Connection, Lost, Refused, readable_errors
+from services.cli.models.connection import CallRefused, Connection, Lost, readable_errors
 from services.cli.models.listing import detail, time_word
 from services.cli.models.page import Page, document, enum_word, modality_word, print_document, state_word
 from services.residency.memory.memory_estimate import HOST, share_of
@@ -151,7 +151,7 @@ def show_on(address: str, console: Console) -> None:
 def samples(connection: Connection) -> Generator[Shown, None, None]:
     """Yields the last past sample and all later ones, each with the latest events, without end.
 
-    Raises Refused, Lost or Late, also if the samples stop.
+    Raises CallRefused, Lost or Late, also if the samples stop.
     """
     request = machine_service_pb2.WatchMachineRequest(history=duration_pb2.Duration(seconds=PAST_SECONDS))
     events: deque[figures_pb2.MachineEvent] = deque(maxlen=MAX_EVENTS)
@@ -189,7 +189,7 @@ def _events(
                     raise Lost("allm is stopping: it closed the stream")
                 yield event
                 limit = threading.Timer(SILENT_SECONDS, give_up)
-    except Refused:
+    except CallRefused:
         if silent.is_set():
             raise Lost(f"allm sent nothing for {SILENT_SECONDS:g} seconds: see its logs") from None
         raise

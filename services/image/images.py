@@ -10,7 +10,7 @@ from services.auth.caller import current_caller
 from services.errors import Internal
 from services.image.engine.messages import Accepted, Draft, Finished, Generate, Parameters, Picture, Progress
 from services.image.manager import GenerationJob, ImageModels
-from services.image.parameters import FileKind, ImageRequest, Output, ResolvedRequest
+from services.image.parameters import FileKind, ImageRequest, OutputFormat, ResolvedRequest
 from services.image.pictures.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
 from services.models.store import StoredModel
@@ -96,7 +96,7 @@ class Images:
                     caller.spend(job.tokens(parameters.width * parameters.height * request.count))
 
     async def _events(
-        self, model_id: str, generate: Generate, output: Output, job: GenerationJob
+        self, model_id: str, generate: Generate, output: OutputFormat, job: GenerationJob
     ) -> AsyncIterator[Event]:
         while True:
             message = await job.next()
@@ -109,7 +109,7 @@ class Images:
                 if isinstance(message, Finished):
                     return
 
-    async def _file(self, model_id: str, generate: Generate, output: Output, picture: Picture) -> PictureFile:
+    async def _file(self, model_id: str, generate: Generate, output: OutputFormat, picture: Picture) -> PictureFile:
         seed = generate.draft.seed + picture.index
         texts = _texts(model_id, generate.parameters, seed) if self._metadata and picture.partial is None else {}
         order = Encode(

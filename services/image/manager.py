@@ -29,7 +29,7 @@ from services.image.engine.messages import (
     Stepped,
 )
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
@@ -169,7 +169,7 @@ class ImageManager(ModelManager[LoadedPipeline]):
         super().__init__(self._start)
         self._settings = settings
 
-    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedPipeline:
+    async def _start(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> LoadedPipeline:
         options = self.options(descriptor, runtime)
         start: WorkerStart[FromWorker, PipelineReady] = WorkerStart(
             module=WORKER_MODULE,
@@ -182,7 +182,7 @@ class ImageManager(ModelManager[LoadedPipeline]):
         )
         return await start.run(lambda worker, ready: LoadedPipeline(descriptor.id, worker, ready, self._settings))
 
-    def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
+    def options(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> EngineOptions:
         """Returns the engine options of a model under a runtime. Its worker and its memory estimate both use them."""
         settings = self._settings
         return EngineOptions(

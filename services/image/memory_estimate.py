@@ -23,7 +23,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.safetensors_header import read_tensors
 from services.models.hub.source import LocalTree
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.memory.device_memory import DeviceMemory, read_devices
 from services.residency.memory.memory_estimate import HOST, NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of
 from services.settings.modality_settings import MIB
@@ -40,13 +40,13 @@ class ImageMemoryEstimate:
 
     def __init__(
         self,
-        options: Callable[[ModelDescriptor, Runtime], EngineOptions],
+        options: Callable[[ModelDescriptor, RuntimeSpec], EngineOptions],
         devices: Callable[[], list[DeviceMemory]] = read_devices,
     ) -> None:
         self._options = options
         self._devices = devices
 
-    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
+    def __call__(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> MemoryEstimate:
         """Estimates a model's peak memory. Reads headers only.
 
         Raises:

@@ -25,7 +25,7 @@ _NO_DEFAULTS = ImageDefaults()
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputFormat:
     """The output file format."""
 
     kind: FileKind = "png"
@@ -50,7 +50,7 @@ class ImageRequest:
     strength: float | None = None
     image: bytes = field(default=b"", repr=False)  # a file; unless the task is `generate`
     mask: bytes = field(default=b"", repr=False)  # a file; empty: the transparent areas of the edited image
-    output: Output = field(default_factory=Output)
+    output: OutputFormat = field(default_factory=OutputFormat)
     partials: int = 0  # previews of each picture, 0 to 3
     progress: bool = False
 

@@ -19,7 +19,7 @@ from services.models.descriptor import EngineSettings, Format
 from services.models.desired import Artifact
 from services.models.hub.source import HUB_SHAPE, HubSource, parse_source
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.settings.setting import SettingError
 
 SHIPPED = Path(__file__).with_name("supported_models.json")
@@ -110,7 +110,7 @@ def allowed(repository: str, publishers: Iterable[str]) -> bool:
     )
 
 
-def runtime_of(artifact: Artifact, registry: EngineRegistry, asked: str, engine: EngineSettings) -> Runtime:
+def runtime_of(artifact: Artifact, registry: EngineRegistry, asked: str, engine: EngineSettings) -> RuntimeSpec:
     """Returns the runtime that runs an execution cache on a replica. `asked`: the one that an operator requested.
 
     Raises:

@@ -32,7 +32,7 @@ PartKind = Literal["base", "lora"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """Additional files of a model from another source, pinned like its own.
 
     `base`: configuration and tokenizers for a single-file image checkpoint, which holds only weights. `lora`: a LoRA
@@ -64,7 +64,7 @@ class DesiredModel:
     manifest: Manifest
     created: int  # seconds since the epoch
     updated: int
-    parts: tuple[Part, ...] = ()  # the base first, then LoRAs in their order
+    parts: tuple[ModelPart, ...] = ()  # the base first, then LoRAs in their order
     image_defaults: ImageDefaults = ImageDefaults()
     artifacts: tuple[Artifact, ...] = ()
     measured: tuple[Measurement, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.errors import Unsupported
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 
 GIB = 1024**3
 _REMEDY = " (with ALLM_DEVICE=auto each runtime takes the best device that it can use)"
@@ -29,7 +29,7 @@ class Measurement:
 class Verdict:
     """The registry's verdict on one runtime for one model."""
 
-    runtime: Runtime
+    runtime: RuntimeSpec
     able: bool
     chosen: bool
     reason: str
@@ -42,7 +42,7 @@ class EngineRegistry:
     `forced`: an operator chose it. `runtimes`: in the order of the table.
     """
 
-    def __init__(self, device: str, *, forced: bool, runtimes: tuple[Runtime, ...] = RUNTIMES) -> None:
+    def __init__(self, device: str, *, forced: bool, runtimes: tuple[RuntimeSpec, ...] = RUNTIMES) -> None:
         self.device = device
         self.forced = forced
         self.runtimes = tuple(one if one.device else replace(one, device=device) for one in runtimes)
@@ -57,7 +57,7 @@ class EngineRegistry:
         measured: Iterable[Measurement] = (),
         asked: str = "",
         engine: EngineSettings = AS_THE_SERVICE_DOES,
-    ) -> Runtime:
+    ) -> RuntimeSpec:
         """Chooses the runtime for a model: the requested one, else the best measured, else the first that can run it.
 
         Raises:
@@ -99,11 +99,11 @@ class EngineRegistry:
             if objections[runtime.name]
         ]
 
-    def _objection(self, runtime: Runtime, model: ModelFacts, engine: EngineSettings) -> str:
+    def _objection(self, runtime: RuntimeSpec, model: ModelFacts, engine: EngineSettings) -> str:
         """Returns why a runtime cannot run a model; empty if it can. `missing` applies only if all else fits."""
         return self._inability(runtime, model, engine) or runtime.missing
 
-    def _inability(self, runtime: Runtime, model: ModelFacts, engine: EngineSettings) -> str:
+    def _inability(self, runtime: RuntimeSpec, model: ModelFacts, engine: EngineSettings) -> str:
         """Returns why a runtime could not run a model even if it were installed; empty if it could."""
         if runtime.modality != model.modality or model.format not in runtime.formats:
             return f"it does not read {model.modality} models in {model.format}"
@@ -117,7 +117,7 @@ class EngineRegistry:
             return f"it does not divide models into stages, and {_stages(engine)}"
         return self._inability_here(runtime, model)
 
-    def _inability_here(self, runtime: Runtime, model: ModelFacts) -> str:
+    def _inability_here(self, runtime: RuntimeSpec, model: ModelFacts) -> str:
         """Returns why a runtime that supports the model cannot run it on this machine; empty if it can."""
         if runtime.device not in runtime.devices:
             return f"it does not run on {runtime.device}{_REMEDY if self.forced else ''}"
@@ -155,7 +155,7 @@ class EngineRegistry:
             return f"{model.id}: {quantised} are not supported by {names}"
         return self._refusal_of_place(model, engine, left)
 
-    def _refusal_of_place(self, model: ModelFacts, engine: EngineSettings, left: list[Runtime]) -> str:
+    def _refusal_of_place(self, model: ModelFacts, engine: EngineSettings, left: list[RuntimeSpec]) -> str:
         """Explains why the runtimes in `left`, which can read the model, cannot run it on this machine."""
         names = ", ".join(runtime.name for runtime in left)
         if engine.pipeline_parallel > 1:
@@ -172,11 +172,11 @@ class EngineRegistry:
     def _figures(self, measured: Iterable[Measurement]) -> dict[str, Measurement]:
         return {figure.runtime: figure for figure in measured if figure.device == self.device_of(figure.runtime)}
 
-    def _ranked(self, able: list[Runtime], measured: Iterable[Measurement]) -> list[Runtime]:
+    def _ranked(self, able: list[RuntimeSpec], measured: Iterable[Measurement]) -> list[RuntimeSpec]:
         """Sorts runtimes: measured ones by tokens/s, first token and memory, then those with a GPU, then the others."""
         figures = self._figures(measured)
 
-        def rank(runtime: Runtime) -> tuple[float, float, float, bool]:
+        def rank(runtime: RuntimeSpec) -> tuple[float, float, float, bool]:
             if figure := figures.get(runtime.name):
                 return -figure.tokens_per_second, figure.first_token_seconds, figure.peak_memory, False
             return 0.0, 0.0, 0.0, not runtime.gpu
@@ -192,7 +192,7 @@ class EngineRegistry:
         return f"the best measured: {what}" if figure else "the first registered that can run it; none was measured"
 
 
-def _needs_gpu(model: ModelFacts, runtime: Runtime) -> str:
+def _needs_gpu(model: ModelFacts, runtime: RuntimeSpec) -> str:
     dequantised = f" dequantised from {model.size / GIB:.1f} GiB in {model.quantization}" if model.unpacked_size else ""
     why = f". {runtime.name} has none: {runtime.lacking}" if runtime.lacking else ""
     return (
@@ -214,7 +214,7 @@ def _purpose(capabilities: frozenset[str]) -> str:
     return ", ".join(sorted(capabilities)) or "the model's capabilities"
 
 
-def _for(model: ModelFacts, runtimes: Iterable[Runtime]) -> str:
+def _for(model: ModelFacts, runtimes: Iterable[RuntimeSpec]) -> str:
     """Names the model's capabilities if a runtime supports its architecture for other ones; else empty."""
     known = any(model.architecture in names for runtime in runtimes for names in runtime.architectures.values())
     return f" for {', '.join(sorted(model.capabilities))}" if known else ""

@@ -16,7 +16,7 @@ DEVICES = ("cuda", "vulkan", "mps", CPU)  # best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
+class RuntimeSpec:
     """A runtime and the models that it supports."""
 
     name: str
@@ -141,14 +141,14 @@ VLLM_MISSING = (
 )
 
 RUNTIMES = (
-    Runtime(
+    RuntimeSpec(
         name="llama_cpp",
         modality="text",
         formats=frozenset({"gguf"}),
         architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS},
         devices=frozenset({"cpu", "cuda", "vulkan", "mps"}),
     ),
-    Runtime(
+    RuntimeSpec(
         name="torch",
         modality="text",
         formats=frozenset({"safetensors"}),
@@ -158,7 +158,7 @@ RUNTIMES = (
     ),
     # The last text runtime: without measurements it is chosen only for models that the others do not support. It counts
     # as missing until its service has detected it (services/text/runtime_availability.py).
-    Runtime(
+    RuntimeSpec(
         name="vllm",
         modality="text",
         formats=frozenset({"safetensors"}),
@@ -168,21 +168,21 @@ RUNTIMES = (
         pipelines=True,
         missing=VLLM_MISSING,
     ),
-    Runtime(
+    RuntimeSpec(
         name="whisper",
         modality="audio",
         formats=frozenset({"whisper"}),
         architectures={"transcription": _WHISPER, "translation": _WHISPER},
         devices=frozenset({"cpu", "cuda", "mps"}),
     ),
-    Runtime(
+    RuntimeSpec(
         name="faster_whisper",
         modality="audio",
         formats=frozenset({"whisper"}),
         architectures={"transcription": _WHISPER_ANY, "translation": _WHISPER_ANY},
         devices=frozenset({"cpu", "cuda"}),  # CTranslate2 has no Metal: on a Mac it uses the processor
     ),
-    Runtime(
+    RuntimeSpec(
         name="diffusers",
         modality="image",
         formats=frozenset({"diffusers"}),

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from services.errors import AllmError, Internal, ModelNotFound, ModelNotReady
 from services.models.descriptor import ModelDescriptor
 from services.models.desired import DesiredModel
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServedGeneration:
     """A generation whose files are complete on this machine, and the runtime that serves it."""
 
     descriptor: ModelDescriptor
-    runtime: Runtime
+    runtime: RuntimeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class StoredModel:
     """A registered model. If `serving` is None, it cannot be served here now, and `problem` says why."""
 
     desired: DesiredModel
-    serving: Serving | None
+    serving: ServedGeneration | None
     problem: AllmError | None
 
     @property
@@ -80,7 +80,7 @@ class ModelStore:
             await self.ask(name)
         return self.get(name)
 
-    def serveable(self, model: StoredModel) -> Serving:
+    def serveable(self, model: StoredModel) -> ServedGeneration:
         """Returns the generation and runtime that serve a model here.
 
         Raises:

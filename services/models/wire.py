@@ -11,7 +11,7 @@ from google.protobuf import timestamp_pb2
 
 from services.errors import Internal
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality, ModelFacts
-from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part, PartKind
+from services.models.desired import Artifact, DesiredModel, ImageDefaults, ModelPart, PartKind
 from services.models.manifest import Manifest, ManifestFile
 from services.models.runtime_choice import Measurement
 from services.models.status import CanonicalStatus, MemoryStatus, NextStatus, State, Status
@@ -105,7 +105,7 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
     return message
 
 
-def part_message(part: Part) -> manifest_pb2.Part:
+def part_message(part: ModelPart) -> manifest_pb2.Part:
     """Encodes a part of a model."""
     return manifest_pb2.Part(
         kind=PART_KINDS[part.kind], source=part.source, manifest=manifest_message(part.manifest), scale=part.scale
@@ -245,8 +245,8 @@ def read_measurements(messages: Iterable[model_pb2.Benchmark]) -> tuple[Measurem
     )
 
 
-def _read_part(message: manifest_pb2.Part) -> Part:
-    return Part(
+def _read_part(message: manifest_pb2.Part) -> ModelPart:
+    return ModelPart(
         kind=word(PART_KINDS, message.kind),
         source=message.source,
         manifest=read_manifest(message.manifest),

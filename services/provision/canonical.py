@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest
 from services.models.status import CanonicalStatus, State
-from services.provision.fetch import FetchProblem, Progress, fetch
+from services.provision.fetch import FetchProblem, FetchProgress, fetch
 from services.provision.model_cache import ModelCache
-from services.provision.plan import Plan
+from services.provision.plan import ModelPlan
 from services.rpc.deadline import ended
 from services.settings.settings import ModelSettings
 
@@ -43,7 +43,7 @@ class Canonical:
         self._task: asyncio.Task[None] | None = None
         self._running = False
 
-    def keep(self, desired: DesiredModel, plan: Plan) -> None:
+    def keep(self, desired: DesiredModel, plan: ModelPlan) -> None:
         """Fetches the files in the background, and lost ones again, if an execution cache serves. Call it stopped."""
         self._id, self._manifests = desired.id, canonical_files(desired)
         if plan.artifact and self._wanted and self._manifests:
@@ -96,7 +96,7 @@ class Canonical:
         """Fetches a manifest's files; False if another model needed their room meanwhile, so that they are dropped."""
         before = sum(each.size for each in self._manifests[: self._manifests.index(manifest)])
 
-        def report(made: Progress) -> None:
+        def report(made: FetchProgress) -> None:
             self._come("pending" if made.waits else made.stage, done=before + made.done)
 
         async with self._turn:

@@ -37,7 +37,7 @@ _fetching = threading.BoundedSemaphore(MODELS_AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FetchProgress:
     """Bytes done in a stage, of the total."""
 
     stage: Literal["downloading", "verifying"]
@@ -49,7 +49,7 @@ class Progress:
 class Meter:
     """The progress meter of a fetch: sums its threads' work, and reports it a few times a second."""
 
-    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
+    def __init__(self, total: int, report: Callable[[FetchProgress], None]) -> None:
         self._total = total
         self._report = report
         self._downloaded: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Meter:
 
     def elsewhere(self, done: int) -> None:
         """Reports the bytes on disk while another fetch has its turn."""
-        self._report(Progress("downloading", done, self._total, waits=True))
+        self._report(FetchProgress("downloading", done, self._total, waits=True))
 
     def _count(self, which: int, by_path: dict[str, int], path: str, done: int) -> None:
         with self._lock:
@@ -81,9 +81,9 @@ class Meter:
             self._last = now
             downloaded, verified = self._sums
             if downloaded < self._total:
-                self._report(Progress("downloading", downloaded, self._total))
+                self._report(FetchProgress("downloading", downloaded, self._total))
             else:
-                self._report(Progress("verifying", verified, self._total))
+                self._report(FetchProgress("verifying", verified, self._total))
 
 
 class FetchProblem(Exception):
@@ -100,7 +100,7 @@ async def fetch(
     model_cache: ModelCache,
     model_id: str,
     manifest: Manifest,
-    progress: Callable[[Progress], None],
+    progress: Callable[[FetchProgress], None],
     *,
     spare: bool = False,
 ) -> Path:
@@ -119,7 +119,7 @@ async def fetch(
     loop = asyncio.get_running_loop()
     stop = threading.Event()
 
-    def report(made: Progress) -> None:
+    def report(made: FetchProgress) -> None:
         loop.call_soon_threadsafe(progress, made)
 
     # A separate thread: a fetch takes hours, and the event loop's few threads are for short work.
@@ -145,7 +145,7 @@ class _Fetch:
         model_cache: ModelCache,
         model_id: str,
         manifest: Manifest,
-        report: Callable[[Progress], None],
+        report: Callable[[FetchProgress], None],
         stop: threading.Event,
         spare: bool,
     ) -> None:

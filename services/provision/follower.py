@@ -20,7 +20,7 @@ from services.models.descriptor import Modality
 from services.models.desired import DesiredModel
 from services.models.status import State, Status
 from services.models.store import ModelStore
-from services.provision.preparation import Means, Preparation
+from services.provision.preparation import Means, ModelPreparation
 from services.settings.model_groups import GroupShare
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ModelSet:
 
     def __init__(self, means: Means) -> None:
         self._means = means
-        self._models: dict[str, Preparation] = {}
+        self._models: dict[str, ModelPreparation] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self.upheavals = 0  # grows whenever a reported status may belong to an earlier model of the same id
 
@@ -50,7 +50,7 @@ class ModelSet:
                 known.update(desired)
             return
         self.remove(desired.id)  # an existing model was removed and registered anew while this replica did not watch
-        self._models[desired.id] = Preparation(desired, self._means, after=self._leaving.get(desired.id))
+        self._models[desired.id] = ModelPreparation(desired, self._means, after=self._leaving.get(desired.id))
 
     def remove(self, model_id: str) -> None:
         """Removes a model; its running requests end first, then its memory and files go."""
@@ -91,7 +91,7 @@ class ModelSet:
         models = [model.close(forget=False) for model in self._models.values()]
         await asyncio.gather(*models, *leaving, return_exceptions=True)
 
-    async def _leave(self, model_id: str, model: Preparation, before: asyncio.Task[None] | None) -> None:
+    async def _leave(self, model_id: str, model: ModelPreparation, before: asyncio.Task[None] | None) -> None:
         if before:
             await asyncio.wait([before])
         try:

@@ -16,21 +16,21 @@ from services.models.descriptor import (
     ModelFacts,
     describe,
 )
-from services.models.desired import Artifact, DesiredModel, Part
+from services.models.desired import Artifact, DesiredModel, ModelPart
 from services.models.manifest import Manifest
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.settings.settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ModelPlan:
     """Files, and a runtime that reads them. `facts` are those of the files."""
 
     facts: ModelFacts
     manifest: Manifest
-    runtime: Runtime
-    parts: tuple[Part, ...] = ()  # base model and LoRAs that these files need
+    runtime: RuntimeSpec
+    parts: tuple[ModelPart, ...] = ()  # base model and LoRAs that these files need
     artifact: str = ""  # name of the execution cache; empty: the model's own files
     engine: EngineSettings = AS_THE_SERVICE_DOES
 
@@ -58,7 +58,7 @@ class Plan:
         )
 
 
-def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelSettings) -> list[Plan]:
+def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelSettings) -> list[ModelPlan]:
     """Returns all ways to serve a model here, best first: matching official execution caches, then its own files.
 
     Raises:
@@ -75,7 +75,7 @@ def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelS
         if not plans:
             raise
     else:
-        own = Plan(
+        own = ModelPlan(
             facts=desired.facts,
             manifest=desired.manifest,
             runtime=runtime,
@@ -88,7 +88,7 @@ def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelS
 
 def _artifact_plan(
     artifact: Artifact, desired: DesiredModel, registry: EngineRegistry, publishers: tuple[str, ...]
-) -> Plan | None:
+) -> ModelPlan | None:
     """Makes a plan with an execution cache; None if publisher, device or runtime does not match."""
     if not allowed(artifact.manifest.repository, publishers):
         return None
@@ -96,7 +96,7 @@ def _artifact_plan(
         runtime = runtime_of(artifact, registry, desired.runtime, desired.engine)
     except Unsupported:
         return None
-    return Plan(
+    return ModelPlan(
         facts=artifact.facts,
         manifest=artifact.manifest,
         runtime=runtime,

@@ -21,10 +21,10 @@ from prometheus_client import Counter, Gauge, Histogram
 from services.models import figures_wire, wire
 from services.models.descriptor import FORMATS, Modality
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.status import Status
 from services.provision.follower import ModelSet
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.settings.settings import ModelSettings
 from services.telemetry import figures, metrics
 from services.telemetry.figures import EVENTS, DeviceFigures, Figures, HostFigures, Latencies, ModelEvents
@@ -153,7 +153,7 @@ class Reporter:
             await self._catalog.ReportModelStatus(request, timeout=1.0)
 
 
-def _offers(runtime: Runtime) -> Iterator[model_service_pb2.RuntimeOffer]:
+def _offers(runtime: RuntimeSpec) -> Iterator[model_service_pb2.RuntimeOffer]:
     """Yields one offer per capability, because the architectures differ."""
     for capability, architectures in runtime.architectures.items():
         yield model_service_pb2.RuntimeOffer(
@@ -199,7 +199,7 @@ class FigureReader:
     def __init__(
         self,
         modality: Modality,
-        snapshot: Callable[[], Snapshot],
+        snapshot: Callable[[], MemorySnapshot],
         threshold: float,
         events: ModelEvents = EVENTS,
         boot: Path = _BOOT,

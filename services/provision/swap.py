@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from services.errors import OutOfMemory
-from services.models.store import Serving
+from services.models.store import ServedGeneration
 from services.residency.manager import ModelManager
 from services.residency.memory.reservation import NeverFits, TooManyModels, resident_key
 
 log = logging.getLogger(__name__)
 
 
-async def load_beside(manager: ModelManager[Any], new: Serving, step_down: Callable[[str], None]) -> None:
+async def load_in_parallel(manager: ModelManager[Any], new: ServedGeneration, step_down: Callable[[str], None]) -> None:
     """Loads a new generation while the old one serves; if both do not fit into memory, unloads the old one first.
 
     `step_down` is called with the reason as soon as that is known: from then on the old one must get no new requests,

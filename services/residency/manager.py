@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from services.errors import AllmError, Internal, ModelNotReady
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.status import MemoryStatus
 from services.residency.backoff import Backoff
 from services.residency.memory.reservation import NeverFits, ResidentKey, resident_key
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LOAD_CODES = ("MODEL_INVALID", "OUT_OF_MEMORY", "TIMEOUT", "INTERNAL")  # the usual error codes of failed loads
 R = TypeVar("R", bound=Resident)
-Load = Callable[[ModelDescriptor, Runtime], Awaitable[R]]
+Load = Callable[[ModelDescriptor, RuntimeSpec], Awaitable[R]]
 
 
 class Gate(Protocol):
@@ -71,7 +71,7 @@ class ModelManager(Generic[R]):
         self.on_change: Callable[[], None] = lambda: None  # called after every load and unload
 
     @asynccontextmanager
-    async def lease(self, descriptor: ModelDescriptor, runtime: Runtime) -> AsyncIterator[R]:
+    async def lease(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> AsyncIterator[R]:
         """Holds a lease on a loaded model while the block runs.
 
         Raises the load's error. The next lease retries the load or, after several failures in a row, raises the same
@@ -88,7 +88,7 @@ class ModelManager(Generic[R]):
         finally:
             slot.give_back()
 
-    async def load(self, descriptor: ModelDescriptor, runtime: Runtime) -> None:
+    async def load(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> None:
         """Loads a model into memory unless it is loaded. Raises as `lease` does."""
         slot = self._slot(descriptor, runtime)
         slot.take()
@@ -209,7 +209,7 @@ class ModelManager(Generic[R]):
 
     # --- loading and unloading
 
-    def _slot(self, descriptor: ModelDescriptor, runtime: Runtime) -> Slot[R]:
+    def _slot(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> Slot[R]:
         """Returns the model's slot; starts its load if necessary. Does not await: else a retired model could reappear.
 
         Raises the problem of a model that is in back-off.

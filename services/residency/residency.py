@@ -11,7 +11,7 @@ from services.residency.memory.device_memory import VulkanMemory
 from services.residency.memory.ledger import Ledger, LedgerSync, Pools
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
-from services.residency.memory.readings import Readings, Snapshot
+from services.residency.memory.readings import MemorySnapshot, Readings
 from services.residency.memory.reservation import ResidentKey
 from services.rpc.channel import NOBODY, OwnIdentity
 from services.settings.settings import Settings
@@ -69,6 +69,6 @@ class Residency:
         """Unloads a model. See ModelManager.evict."""
         return await self._manager.evict(key, reason)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MemorySnapshot:
         """Returns the last reading of memory and residents; cheap: reads nothing."""
         return self._monitor.snapshot

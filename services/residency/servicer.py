@@ -10,7 +10,7 @@ from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 
 from services.auth.identity import ADMIN, SERVICE, WATCH_MEMORY
 from services.errors import InvalidRequest, Overloaded
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.residency.memory.reservation import Reservation, ResidentKey
 from services.residency.residency import Residency
 from services.rpc.call import Call, typed
@@ -66,7 +66,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
             raise Overloaded(f"{MAX_WATCHES} callers are watching already")
         self._watches += 1
         try:
-            sent: Snapshot | None = None
+            sent: MemorySnapshot | None = None
             while not self._ending.is_set():
                 now = self._residency.snapshot()
                 if now != sent:
@@ -79,7 +79,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
             self._watches -= 1
 
 
-def _residency(snapshot: Snapshot) -> residency_service_pb2.Residency:
+def _residency(snapshot: MemorySnapshot) -> residency_service_pb2.Residency:
     return residency_service_pb2.Residency(
         host=residency_service_pb2.HostMemory(
             total_bytes=snapshot.host.total, used_bytes=snapshot.host.used, source=snapshot.host.source

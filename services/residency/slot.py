@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.memory.reservation import Reservation, ResidentKey, resident_key
 from services.telemetry import metrics
 from services.telemetry.metrics import ModelPart
@@ -54,7 +54,7 @@ class Slot(Generic[R]):
     def __init__(
         self,
         descriptor: ModelDescriptor,
-        runtime: Runtime,
+        runtime: RuntimeSpec,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

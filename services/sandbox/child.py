@@ -22,7 +22,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ChildWork:
     """The work of a confined process, and its limits."""
 
     memory_bytes: int  # address space in addition to the use after the warm-up
@@ -31,7 +31,7 @@ class Work:
     no_memory: str  # refusal of an order that needs more memory
 
 
-def run(orders: Any, prepare: Callable[[BlockingChannel[Any]], Work], unusable: str = "") -> None:
+def run(orders: Any, prepare: Callable[[BlockingChannel[Any]], ChildWork], unusable: str = "") -> None:
     """Carries out orders until the service closes the channel, whose file descriptor is the first argument.
 
     Args:
@@ -48,7 +48,7 @@ def run(orders: Any, prepare: Callable[[BlockingChannel[Any]], Work], unusable: 
         work = prepare(channel)
         limits.end_with(sock)
         limits.confine(work.memory_bytes)
-        channel.send(Ready())
+        channel.send(ChildReady())
         while True:
             order = channel.receive()
             channel.send(Begun())
@@ -58,17 +58,17 @@ def run(orders: Any, prepare: Callable[[BlockingChannel[Any]], Work], unusable: 
         return
 
 
-def _answer(work: Work, order: object) -> object:
+def _answer(work: ChildWork, order: object) -> object:
     try:
         return work.answer(order)
     except Refusal as refusal:
-        return Refused(refusal.message, refusal.param)
+        return OrderRefused(refusal.message, refusal.param)
     except MemoryError:
-        return Refused(work.no_memory)
+        return OrderRefused(work.no_memory)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ChildReady:
     """First message: the process is ready for orders."""
 
 
@@ -85,7 +85,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class OrderRefused:
     """The answer to an order that cannot be carried out; `message` is for the caller."""
 
     message: str

@@ -50,7 +50,7 @@ class ProcessPool(Generic[M]):
                 None: processes start only with an order, and idle ones stay.
         """
         self._start = start
-        self._turns = Turns(most, queue, busy)
+        self._turns = FairQueue(most, queue, busy)
         self._seconds = seconds
         self._spare = spare
         self._idle: list[ConfinedProcess[M]] = []
@@ -166,7 +166,7 @@ class ProcessPool(Generic[M]):
         return task
 
 
-class Turns:
+class FairQueue:
     """Gives out `places`. While none is free, up to `queue` orders wait, and the next place goes to the client whose
     last turn was longest ago: a client with many orders delays another by the one that has begun.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from services.errors import Internal, Unsupported
-from services.sandbox.child import Begun, Ready, Unusable
+from services.sandbox.child import Begun, ChildReady, Unusable
 from services.worker.process import WorkerDied, WorkerProcess
 
 M = TypeVar("M")
@@ -37,7 +37,7 @@ class ConfinedProgram:
     messages: Any  # union of the messages that it sends
     name: str  # for the log
     kind: str  # for errors, such as "the sound decoder"
-    first: object = None  # first message to the process, sent before Ready
+    first: object = None  # first message to the process, sent before ChildReady
     most_orders: int | None = None  # the process is then replaced, which bounds what its libraries leak
 
 
@@ -54,7 +54,7 @@ class ConfinedProcess(Generic[M]):
 
     @classmethod
     async def start(cls, program: ConfinedProgram) -> ConfinedProcess[M]:
-        """Starts a process and waits until it is warmed up and has sent `Ready`.
+        """Starts a process and waits until it is warmed up and has sent `ChildReady`.
 
         Raises:
             Unsupported: it cannot work here; the message names the missing package.
@@ -144,5 +144,5 @@ class ConfinedProcess(Generic[M]):
 def _check_ready(message: object, kind: str) -> None:
     if isinstance(message, Unusable):
         raise Unsupported(message.message)
-    if not isinstance(message, Ready):
+    if not isinstance(message, ChildReady):
         raise Internal(f"{kind} said {type(message).__name__} before it was ready")

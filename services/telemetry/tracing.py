@@ -34,7 +34,7 @@ STUB_MODULE = "_pb2_grpc"
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageFacts:
     """The usage of an RPC's requests, under OpenTelemetry's names."""
 
     totals: dict[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Trace:
     """An RPC's part of a trace."""
 
     span: Span
-    usage: Usage = field(default_factory=Usage)
+    usage: UsageFacts = field(default_factory=UsageFacts)
 
 
 tracer: Tracer | None = None  # set once at the start of the process; None: no traces

@@ -18,6 +18,7 @@ from services.telemetry.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKEN
 from services.text.engine.messages import (
     Accepted,
     Counters,
+    DecoderReady,
     Embed,
     Embedded,
     Encoded,
@@ -25,7 +26,6 @@ from services.text.engine.messages import (
     FromWorker,
     Hold,
     Piece,
-    Ready,
     Stepped,
     Submit,
 )
@@ -274,7 +274,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         model_id: str,
         architecture: str,
         worker: WorkerProcess[FromWorker],
-        ready: Ready,
+        ready: DecoderReady,
         settings: TextSettings,
         template: TemplateProcess,
     ) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.models.store import StoredModel
 from services.residency.manager import ModelManager
 from services.residency.registered_models import RegisteredModels, require
 from services.settings.modality_settings import TextSettings
-from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
+from services.text.engine.messages import Capability, DecoderReady, EncoderReady, EngineOptions, FromWorker, Load
 from services.text.engine.runtimes.vllm.arguments import eager
 from services.text.loaded import LoadedEncoder, LoadedTextModel
 from services.text.memory_estimate import fit_cache
@@ -35,21 +35,21 @@ class TextManager(ModelManager[TextResident]):
         super().__init__(self._start)
         self._settings = settings
 
-    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
+    async def _start(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> TextResident:
         options = self.options(descriptor, runtime)
         capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
 
-        def adopt(worker: WorkerProcess[FromWorker], ready: Ready | EncoderReady) -> TextResident:
+        def adopt(worker: WorkerProcess[FromWorker], ready: DecoderReady | EncoderReady) -> TextResident:
             if isinstance(ready, EncoderReady):
                 return LoadedEncoder(descriptor.id, worker, ready, self._settings)
             if template is None:
                 raise Internal(f"the worker of {descriptor.id} loaded it to write, not to embed")
             return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings, template)
 
-        start: WorkerStart[FromWorker, Ready | EncoderReady] = WorkerStart(
+        start: WorkerStart[FromWorker, DecoderReady | EncoderReady] = WorkerStart(
             module=WORKER_MODULE,
             messages=FromWorker,
-            ready=(Ready, EncoderReady),
+            ready=(DecoderReady, EncoderReady),
             model_id=descriptor.id,
             environ=self._environ(runtime, options),
             load=Load(runtime.name, options, capability),
@@ -69,7 +69,7 @@ class TextManager(ModelManager[TextResident]):
             await model.open()
         return model
 
-    def options(self, descriptor: ModelDescriptor, runtime: Runtime) -> EngineOptions:
+    def options(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> EngineOptions:
         """Returns the engine options of a model under a runtime, for its worker and its memory estimate.
 
         Options registered with the model take precedence over the settings. The size of the cache, if neither says it,
@@ -97,7 +97,7 @@ class TextManager(ModelManager[TextResident]):
         )
         return fit_cache(settings, descriptor, runtime, options)
 
-    def _environ(self, runtime: Runtime, options: EngineOptions) -> Mapping[str, str]:
+    def _environ(self, runtime: RuntimeSpec, options: EngineOptions) -> Mapping[str, str]:
         environ = text_environ(options.threads, gpu=options.gpu)
         if runtime.name == LLAMA:
             return {**environ, **llama_environ(runtime.device, self._settings.llama_libraries)}

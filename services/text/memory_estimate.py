@@ -35,7 +35,7 @@ from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.document import known_object
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of, share_of
 from services.settings.modality_settings import MIB, TextSettings
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
@@ -59,7 +59,7 @@ _USABLE = share_of("a GPU", 0.9)  # of a GPU's memory, as installed
 _OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
 Parts = dict[str, int]
-Options = Callable[[ModelDescriptor, Runtime], EngineOptions]
+Options = Callable[[ModelDescriptor, RuntimeSpec], EngineOptions]
 HALF = 2  # bytes per number in llama.cpp's KV cache
 FLOAT = 4
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layer types of hybrid models
@@ -73,7 +73,7 @@ class TextMemoryEstimate:
         self._settings = settings
         self._options = options
 
-    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
+    def __call__(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> MemoryEstimate:
         """Estimates the peak memory of a model. Reads only headers.
 
         Raises:
@@ -93,7 +93,7 @@ class TextMemoryEstimate:
         return MemoryEstimate.of(parts, processes, runtime)
 
     def _safetensors(
-        self, descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime, *, writes: bool
+        self, descriptor: ModelDescriptor, options: EngineOptions, runtime: RuntimeSpec, *, writes: bool
     ) -> Parts:
         shape = ConfigShape(descriptor.primary)
         if not writes:
@@ -125,7 +125,7 @@ class TextMemoryEstimate:
 
 
 def fit_cache(
-    settings: TextSettings, descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions
+    settings: TextSettings, descriptor: ModelDescriptor, runtime: RuntimeSpec, options: EngineOptions
 ) -> EngineOptions:
     """Returns the options with a context, and a cache of one context, that let the model fit its GPU.
 
@@ -153,7 +153,7 @@ def fit_cache(
     return options
 
 
-def _stays_packed(descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime) -> bool:
+def _stays_packed(descriptor: ModelDescriptor, options: EngineOptions, runtime: RuntimeSpec) -> bool:
     """Returns True if a runtime certainly keeps the 4-bit experts packed; torch expands those of a divided model."""
     return (
         descriptor.quantization == "mxfp4"

@@ -9,8 +9,8 @@ after both reasoning and text.
 Templates come with models and are programs. Jinja's sandbox blocks access to other objects, but not endless loops or
 texts that fill the memory. So this module is also the program of the confined process that holds one model's template:
 `python -m services.text.prompt FD`, run by the text service. It has limited resources, opens no files, and ends with
-the service. It sends `Ready`, and then answers each order with `Begun`, followed by `Prepared`, `Rendered` or
-`Refused`: the template does not compile, rejects the conversation, or fails on it.
+the service. It sends `ChildReady`, and then answers each order with `Begun`, followed by `Prepared`, `Rendered` or
+`OrderRefused`: the template does not compile, rejects the conversation, or fails on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import InvalidRequest, ModelInvalid
 from services.sandbox import child
-from services.sandbox.child import Begun, Ready, Refusal, Refused, Unusable
+from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
 from services.worker.channel import BlockingChannel
 
@@ -257,7 +257,7 @@ class Rendered:
 
 
 ToRenderer = Prepare | Render
-FromRenderer = Ready | Unusable | Begun | Prepared | Rendered | Refused
+FromRenderer = ChildReady | Unusable | Begun | Prepared | Rendered | OrderRefused
 
 
 class _Renderer:
@@ -283,10 +283,10 @@ class _Renderer:
         return Rendered(_rendered(self._template, order))
 
 
-def _prepare(_: BlockingChannel[ToRenderer]) -> child.Work:
+def _prepare(_: BlockingChannel[ToRenderer]) -> child.ChildWork:
     _warm_up()
     renderer = _Renderer()
-    return child.Work(
+    return child.ChildWork(
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=renderer.cpu_seconds,
         answer=renderer.answer,

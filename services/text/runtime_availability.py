@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import CPU, RUNTIMES, VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING, Runtime
+from services.models.runtimes import CPU, RUNTIMES, VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING, RuntimeSpec
 from services.worker.devices import KINDS, RuntimeDevices, probe
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ for name in {_PACKAGES!r}:
 """
 
 
-def text_runtimes(python: str, seconds: float = SECONDS) -> tuple[Runtime, ...]:
+def text_runtimes(python: str, seconds: float = SECONDS) -> tuple[RuntimeSpec, ...]:
     """Returns all runtimes, with vllm as it is available here. Blocks briefly, at most for `seconds`.
 
     `python`: the interpreter of vllm's workers (ALLM_VLLM_PYTHON); empty: this one.

@@ -2,8 +2,8 @@
 
 A small schema can take seconds to compile and gigabytes of memory. So this module is also the program of the confined
 process in which schemas are checked: `python -m services.text.schema FD`, run by the text service. Its processor time
-and its memory are limited for each request. It sends `Ready`, and then answers each order with `Begun`, followed by
-`Checked` or `Refused`: a schema cannot be followed, and `param` names it.
+and its memory are limited for each request. It sends `ChildReady`, and then answers each order with `Begun`, followed
+by `SchemasChecked` or `OrderRefused`: a schema cannot be followed, and `param` names it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from services.errors import InvalidRequest
 from services.sandbox import child
-from services.sandbox.child import Begun, Ready, Refusal, Refused, Unusable
+from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
 from services.text.engine.constraint import LIMITS, in_one_line
 from services.worker.channel import BlockingChannel
 
@@ -192,7 +192,7 @@ def _problem(schema: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CheckSchemas:
     """An order to check all schemas of one request. Schemas are JSON texts, because numbers may have any size."""
 
     output: str  # of the answer; empty: none
@@ -201,29 +201,29 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class SchemasChecked:
     """The answer: everything compiles."""
 
     strict: tuple[bool, ...]  # of each tool
     schemas: tuple[str, ...]  # of each tool, in the form that the compiler supports; empty: no grammar is made
 
 
-ToChecker = Check
-FromChecker = Ready | Unusable | Begun | Checked | Refused
+ToChecker = CheckSchemas
+FromChecker = ChildReady | Unusable | Begun | SchemasChecked | OrderRefused
 
 
-def checked(order: Check) -> Checked:
+def checked(order: CheckSchemas) -> SchemasChecked:
     """Checks all schemas of a request. Raises InvalidRequest."""
     if order.output:
         check_schema(json.loads(order.output), OUTPUT)
     strict = tuple(_strict(schema, wanted, at) for at, (schema, wanted) in enumerate(order.tools))
     if not (order.constrained or any(strict)):
-        return Checked(strict, ())
+        return SchemasChecked(strict, ())
     schemas = (
         json.dumps((fit if exact else lenient)(json.loads(schema))) if schema else ""
         for (schema, _), exact in zip(order.tools, strict, strict=True)
     )
-    return Checked(strict, tuple(schemas))
+    return SchemasChecked(strict, tuple(schemas))
 
 
 def _strict(schema: str, wanted: bool | None, at: int) -> bool:
@@ -238,9 +238,9 @@ def _strict(schema: str, wanted: bool | None, at: int) -> bool:
     return True
 
 
-def _prepare(_: BlockingChannel[ToChecker]) -> child.Work:
+def _prepare(_: BlockingChannel[ToChecker]) -> child.ChildWork:
     lenient({"type": "object", "properties": {"a": {"type": "string", "format": "date"}}})  # imports everything
-    return child.Work(
+    return child.ChildWork(
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=lambda _: CPU_SECONDS,
         answer=_answer,
@@ -248,7 +248,7 @@ def _prepare(_: BlockingChannel[ToChecker]) -> child.Work:
     )
 
 
-def _answer(order: Check) -> Checked:
+def _answer(order: CheckSchemas) -> SchemasChecked:
     try:
         return checked(order)
     except InvalidRequest as error:

@@ -8,11 +8,11 @@ from collections import OrderedDict
 from typing import Any
 
 from services.errors import InvalidRequest
-from services.sandbox.child import Refused
+from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import ChatRequest
-from services.text.schema import OUTPUT, Check, Checked, FromChecker
+from services.text.schema import OUTPUT, CheckSchemas, FromChecker, SchemasChecked
 
 PROGRAM = ConfinedProgram(
     module="services.text.schema", messages=FromChecker, name="schemas", kind="the checker of JSON Schemas"
@@ -35,7 +35,7 @@ class SchemaChecker:
             busy=lambda waiting: f"the schemas of {waiting} requests are waiting to be checked: try again later",
             spare=1,
         )
-        self._known: OrderedDict[Check, Checked | Refused] = OrderedDict()
+        self._known: OrderedDict[CheckSchemas, SchemasChecked | OrderRefused] = OrderedDict()
 
     async def close(self) -> None:
         """Ends the process."""
@@ -53,17 +53,17 @@ class SchemaChecker:
         if order is None:
             return dataclasses.replace(request, tool_schemas={})
         answer = await self._answer(order)
-        if isinstance(answer, Refused):
+        if isinstance(answer, OrderRefused):
             raise InvalidRequest(answer.message, param=answer.param or None)
         return settled(request, answer)
 
-    async def _answer(self, order: Check) -> Checked | Refused:
+    async def _answer(self, order: CheckSchemas) -> SchemasChecked | OrderRefused:
         if order in self._known:
             self._known.move_to_end(order)
             return self._known[order]
         try:
             async with self._pool.slot(), self._pool.process(order) as process:
-                answer: Checked | Refused = await process.answer(Checked, Refused)
+                answer: SchemasChecked | OrderRefused = await process.answer(SchemasChecked, OrderRefused)
         except ConfinedGone as gone:
             message = "The JSON Schemas of this request take too much processor time to compile: make them simpler."
             raise InvalidRequest(message, param="tools" if order.tools else OUTPUT) from gone
@@ -74,20 +74,20 @@ class SchemaChecker:
         return answer
 
 
-def order_of(request: ChatRequest) -> Check | None:
+def order_of(request: ChatRequest) -> CheckSchemas | None:
     """Returns the order for a request's schemas; None if it has none that a grammar follows."""
     output, tools = request.output, request.tools
     constrained = output.kind != "text" or request.tool_choice.mode == "required"
     if output.schema is None and not (tools and constrained) and not any(tool.strict is not False for tool in tools):
         return None
-    return Check(
+    return CheckSchemas(
         output=_json(output.schema),
         tools=tuple((_json(tool.parameters), tool.strict) for tool in tools),
         constrained=constrained,
     )
 
 
-def settled(request: ChatRequest, answer: Checked) -> ChatRequest:
+def settled(request: ChatRequest, answer: SchemasChecked) -> ChatRequest:
     """Returns the request with the answer to its order."""
     strict = zip(request.tools, answer.strict, strict=True)
     schemas = zip(request.tools, answer.schemas or [""] * len(request.tools), strict=True)

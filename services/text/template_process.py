@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from services.errors import InvalidRequest, ModelInvalid, ModelNotReady
 from services.rpc.deadline import is_cancelled
-from services.sandbox.child import Refused
+from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.text.conversation import Message, ReasoningEffort, Tool
@@ -61,7 +61,7 @@ class TemplateProcess:
             answer = await self._apart(order, Prepared)
         except ConfinedGone as gone:
             raise ModelInvalid(f"the model's chat template takes {LIMITS}, even before a conversation") from gone
-        if isinstance(answer, Refused):
+        if isinstance(answer, OrderRefused):
             raise ModelInvalid(answer.message)
         self._prepare, self.thinks = order, thinks(source)
 
@@ -82,7 +82,7 @@ class TemplateProcess:
         except ConfinedGone as gone:
             message = f"the model's chat template takes {LIMITS} with this conversation"
             raise InvalidRequest(message, param="messages") from gone
-        if isinstance(answer, Refused):
+        if isinstance(answer, OrderRefused):
             raise InvalidRequest(answer.message, param="messages")
         return answer.text
 
@@ -93,7 +93,7 @@ class TemplateProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pool.close()
 
-    async def _apart(self, order: Prepare | Render, kind: type[A]) -> A | Refused:
+    async def _apart(self, order: Prepare | Render, kind: type[A]) -> A | OrderRefused:
         """Returns the answer to an order. The exchange survives its caller, so that the process stays in use."""
         task = asyncio.create_task(self._exchange(order, kind))
         self._tasks.add(task)
@@ -111,9 +111,9 @@ class TemplateProcess:
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved; the caller may be gone
 
-    async def _exchange(self, order: Prepare | Render, kind: type[A]) -> A | Refused:
+    async def _exchange(self, order: Prepare | Render, kind: type[A]) -> A | OrderRefused:
         async with self._pool.slot(), self._pool.process(order) as process:
-            return await process.answer(kind, Refused)
+            return await process.answer(kind, OrderRefused)
 
     async def _start(self) -> ConfinedProcess[FromRenderer]:
         """Starts a process; a later one gets the template again."""

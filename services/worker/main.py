@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from services.worker.channel import BlockingChannel, ChannelClosed
-from services.worker.messages import EngineError, Failed, Stop
+from services.worker.messages import EngineError, LoadFailed, Stop
 
 L = TypeVar("L")
 
@@ -55,7 +55,7 @@ def run_worker(messages: Any, first: type[L], load: Callable[[L, BlockingChannel
     try:
         serving = load(message, channel)
     except EngineError as error:
-        channel.send(Failed(error.code, error.message))
+        channel.send(LoadFailed(error.code, error.message))
         return
     takes.put(serving.take)
     with contextlib.suppress(ChannelClosed):

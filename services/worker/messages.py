@@ -30,7 +30,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LoadFailed:
     """The model could not be loaded; `code` is one of the ten error codes."""
 
     code: str
@@ -38,7 +38,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RequestRefused:
     """The request cannot run; the worker has forgotten it."""
 
     request: int
@@ -75,9 +75,9 @@ class EngineError(Exception):
         self.message = message
         self.param = param  # the request's wrong parameter
 
-    def refusal(self, request: int) -> Refused:
+    def refusal(self, request: int) -> RequestRefused:
         """Returns the message that ends a request with this error."""
-        return Refused(request=request, code=self.code, message=self.message, param=self.param)
+        return RequestRefused(request=request, code=self.code, message=self.message, param=self.param)
 
 
 _NO_MEMORY = (

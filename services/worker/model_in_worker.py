@@ -17,7 +17,7 @@ from services.rpc.deadline import caller_deadline
 from services.telemetry import metrics, tracing
 from services.telemetry.figures import EVENTS
 from services.telemetry.metrics import ModelPart
-from services.worker.messages import Cancel, Phase, Refused, Stop
+from services.worker.messages import Cancel, Phase, RequestRefused, Stop
 from services.worker.process import WorkerDied, WorkerProcess
 from services.worker.request_queue import Pending, RequestLimits, RequestQueue
 from services.worker.watchdog import Watchdog
@@ -142,7 +142,7 @@ class ModelInWorker(ABC, Generic[P, M]):
 
     @abstractmethod
     def _handle(self, message: M) -> None:
-        """Handles a message of the worker about its requests, except Refused."""
+        """Handles a message of the worker about its requests, except RequestRefused."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -162,7 +162,7 @@ class ModelInWorker(ABC, Generic[P, M]):
     def _take(self, message: M) -> None:
         if self._is_progress(message):
             self._watchdog.progress()
-        if not isinstance(message, Refused):
+        if not isinstance(message, RequestRefused):
             self._handle(message)
         elif pending := self._requests.pop(message.request, None):
             error = from_code(message.code, message.message, message.param)
@@ -174,7 +174,7 @@ class ModelInWorker(ABC, Generic[P, M]):
     def _is_progress(self, message: M) -> bool:
         """True if a message proves progress of the batch loop. A refusal does not, because other threads send it,
         too."""
-        return not isinstance(message, (*self.no_progress, Refused))
+        return not isinstance(message, (*self.no_progress, RequestRefused))
 
     # --- failures
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from services.errors import Internal, Timeout, from_code
 from services.telemetry import logs
 from services.worker.channel import AsyncChannel, ChannelClosed
-from services.worker.messages import Failed, Loading
+from services.worker.messages import LoadFailed, Loading
 
 M = TypeVar("M")
 L = TypeVar("L")
@@ -260,7 +260,7 @@ class WorkerStart(Generic[M, L]):
     async def _ready(self, worker: WorkerProcess[M]) -> L:
         while True:
             message = await worker.receive()
-            if isinstance(message, Failed):
+            if isinstance(message, LoadFailed):
                 raise from_code(message.code, message.message)
             if isinstance(message, self.ready):
                 return message

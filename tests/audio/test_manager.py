@@ -37,7 +37,7 @@ from services.errors import Internal, InvalidRequest, ModelInvalid, Overloaded, 
 from services.models.runtime_choice import EngineRegistry
 from services.models.runtimes import RUNTIMES as PROMISED
 from services.settings.settings import load_settings
-from services.worker.messages import Cancel, Refused
+from services.worker.messages import Cancel, RequestRefused
 from tests.audio.transcribing import stored, transcribing
 from tests.puppet_worker import PuppetWorker
 from tests.whisper_weights import tiny_en_ct2
@@ -167,7 +167,7 @@ async def test_only_the_newest_partial_text_waits() -> None:
             assert await job.next() == PartialText(1, "And", 1.0, 2.0)
 
 
-async def test_sound_has_been_heard_whose_text_is_there_or_that_the_worker_has_let_go() -> None:
+async def test_sound_is_processed_once_its_text_arrived_or_the_worker_released_it() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
         with model.transcribe("me", Decoding()) as job:
@@ -192,7 +192,8 @@ async def test_messages_before_an_error_are_received_before_it() -> None:
     async with loaded(worker) as model:
         with model.transcribe("me", Decoding()) as job:
             worker.say(
-                LanguageFound(1, "en", 1.0), Refused(request=1, code="INVALID_REQUEST", message="no", param="vad")
+                LanguageFound(1, "en", 1.0),
+                RequestRefused(request=1, code="INVALID_REQUEST", message="no", param="vad"),
             )
             assert await job.next() == LanguageFound(1, "en", 1.0)
             for ask in (job.next(), job.feed(SECOND)):
@@ -246,7 +247,7 @@ async def test_end_of_a_request_ends_the_wait_of_its_sound(end: str) -> None:
             if end == "dies":
                 worker.kill()
             elif end == "refuses":
-                worker.say(Refused(request=1, code="INTERNAL", message="no"))
+                worker.say(RequestRefused(request=1, code="INTERNAL", message="no"))
             else:
                 job.fail(Internal("no"))
             with pytest.raises(Internal):

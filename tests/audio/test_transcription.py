@@ -146,7 +146,7 @@ async def test_silence_gives_no_text(audio: Audio) -> None:
     assert (finished.language, finished.seconds, finished.speech_seconds, finished.tokens) == ("", 5.0, 0.0, 0)
 
 
-async def test_a_live_request_tells_a_phrase_before_the_next_begins(audio: Audio) -> None:
+async def test_a_live_request_sends_a_phrase_before_the_next_begins(audio: Audio) -> None:
     """The first phrase is returned while the feed is open, and a pause costs nothing."""
     clip, feed = librivox()[2], LiveFeed()
     sound = clip.path.read_bytes()[44:] + bytes(2 * SECOND)
@@ -278,7 +278,7 @@ async def test_a_killed_worker_ends_its_requests_and_the_next_gets_another(audio
     assert not alive(before.pid)
 
 
-async def test_a_hung_worker_is_replaced_and_its_request_ends_with_timeout(
+async def test_a_hung_worker_is_replaced_and_its_request_times_out(
     tight: Audio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await worker(tight)

@@ -22,7 +22,7 @@ from services.models.desired import DesiredModel
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
 from services.models.runtime_choice import EngineRegistry
-from services.models.store import ModelStore, Serving, StoredModel
+from services.models.store import ModelStore, ServedGeneration, StoredModel
 from services.settings.settings import load_settings
 
 PATIENCE_SECONDS = 120.0
@@ -114,7 +114,7 @@ def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
     desired = DesiredModel(
         facts=facts, aliases=(), source=f"file://{path}", generation=1, manifest=manifest, created=1, updated=1
     )
-    serving = Serving(descriptor=describe(facts, 1, manifest, folder), runtime=registry.resolve(facts))
+    serving = ServedGeneration(descriptor=describe(facts, 1, manifest, folder), runtime=registry.resolve(facts))
     return StoredModel(desired=desired, serving=serving, problem=None)
 
 

@@ -151,7 +151,7 @@ def test_invalid_identities() -> None:
             verify(f"v2.{AUTHORITY.id}.{rest}", PUBLIC, NOW)
 
 
-def test_one_that_is_huge_is_not_even_verified() -> None:
+def test_a_huge_identity_is_not_verified() -> None:
     with pytest.raises(Unauthenticated, match="longer"):
         verify(signed(claims(models=["m" * MAX_CHARACTERS])), PUBLIC, NOW)
 

@@ -144,7 +144,7 @@ async def test_replicas_count_together(clock: Clock, ledger: Ledger) -> None:
     assert ledger.closed == 2
 
 
-async def test_a_fresh_replica_hears_of_it_before_its_first_request(ledger: Ledger, rates: TokenRates) -> None:
+async def test_a_new_replica_knows_the_usage_before_its_first_request(ledger: Ledger, rates: TokenRates) -> None:
     ledger.used["ann"] = 5000
     await refused(rates)
     await rates.admit("bob", RATE)
@@ -209,7 +209,7 @@ async def test_unopenable_file_is_refused_too(clock: Clock) -> None:
     await rates.close()
 
 
-async def test_rest_is_sent_at_the_end(clock: Clock, ledger: Ledger) -> None:
+async def test_the_remaining_usage_is_sent_at_the_end(clock: Clock, ledger: Ledger) -> None:
     rates = TokenRates(ledger.open, clock)
     await rates.admit("ann", RATE)
     rates.charge("ann", RATE, 70)

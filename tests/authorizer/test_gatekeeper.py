@@ -215,7 +215,7 @@ async def test_calls_before_the_first_key_list_are_refused_without_blaming_the_k
         await door.check(ask())
 
 
-async def test_nothing_is_kept_of_keys_that_are_gone() -> None:
+async def test_removed_keys_leave_no_state() -> None:
     keys = table()
     door = gatekeeper(keys)
     for number in range(100):
@@ -266,7 +266,7 @@ def test_the_gateway_asks_for_the_same_scope_as_the_service() -> None:
             assert needed_scope(verb, path) == (ADMIN if scope in (SERVICE, WATCH_KEYS) else scope)
 
 
-def test_there_are_ways_of_both_kinds() -> None:
+def test_both_kinds_of_paths_are_covered() -> None:
     assert {needed_scope(verb, path) for _, _, verb, path in WAYS} == {ANY, INFERENCE, ADMIN}
     assert len(WAYS) > 60
 

@@ -18,7 +18,7 @@ from services.authorizer.key_follower import OPTIONS, KeyFollower
 from services.authorizer.key_table import KeyTable
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api_keys import MAX_KEYS, ApiKey, ApiKeys, NewKey
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 
 PATIENCE = 60.0  # seconds
 
@@ -26,7 +26,7 @@ PATIENCE = 60.0  # seconds
 @asynccontextmanager
 async def catalog(home: Path, address: str) -> AsyncIterator[ApiKeys]:
     """Serves the key part of the catalog as long as the block runs."""
-    database = await Database.open(home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
     keys = await ApiKeys.load(database)
     server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server)
@@ -92,7 +92,7 @@ async def test_keys_come_and_go(tmp_path: Path, address: str) -> None:
             assert len(table) == 1
 
 
-async def test_there_may_be_no_keys_at_all(tmp_path: Path, address: str) -> None:
+async def test_an_empty_key_list_is_valid(tmp_path: Path, address: str) -> None:
     async with catalog(tmp_path, address), following(address) as table:
         await until(lambda: table.loaded)
         assert len(table) == 0
@@ -180,7 +180,7 @@ async def test_a_catalog_that_falls_silent_is_noticed(
             await until(lambda: table.find(secret) is None)
 
 
-async def test_as_many_keys_as_there_may_be(tmp_path: Path, address: str) -> None:
+async def test_the_maximum_number_of_keys(tmp_path: Path, address: str) -> None:
     """At the limit, one event delivers all keys, and a lookup does not scan the others."""
     async with catalog(tmp_path, address) as keys:
         made, secret = await keys.create(NewKey(name="real"))

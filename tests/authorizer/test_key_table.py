@@ -85,7 +85,7 @@ async def test_it_holds_no_keys_and_only_its_owner_reads_it(tmp_path: Path) -> N
     assert "key_ann" in path.read_text()
 
 
-async def test_that_there_are_no_keys_is_known_too(tmp_path: Path) -> None:
+async def test_an_empty_key_list_is_stored(tmp_path: Path) -> None:
     path, keys = tmp_path / "keys.json", KeyTable()
     async with kept(path, keys) as snapshot:
         keys.retain(())

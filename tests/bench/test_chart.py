@@ -59,7 +59,7 @@ def test_follows_the_dark_scheme() -> None:
     assert "prefers-color-scheme: dark" in draw(COMPARISONS, "")
 
 
-def test_nothing_measured_is_drawn_as_nothing() -> None:
+def test_missing_measurements_are_left_blank() -> None:
     failed = Comparison(Case("BF16", PromptSet.UNIQUE, 1), "x", figures(0.0, float("nan"), 8), figures(0.0, 100.0))
     assert "nanx" not in " ".join(texts(draw([failed], "")))
 
@@ -72,7 +72,7 @@ def test_targets_and_the_bound_of_the_first_token() -> None:
     assert late.first_token == 1.16
 
 
-def test_markdown_tells_ratios_and_what_falls_short() -> None:
+def test_markdown_lists_ratios_and_missed_targets() -> None:
     lines = markdown(COMPARISONS).splitlines()
     assert len(lines) == 2 + len(COMPARISONS)
     assert "| 1.04x (target 1.05x) |" in lines[3]

@@ -104,7 +104,7 @@ def test_a_mistake_is_beyond_the_tolerances(value: float) -> None:
         answers.distance([one], [two]).check()
 
 
-def test_what_is_missing_is_never_green(tmp_path: Path) -> None:
+def test_missing_checks_never_pass(tmp_path: Path) -> None:
     result = Result(tmp_path / "part.json", {})
     with result.check("a", "nothing"):
         raise NotRun("no weights")
@@ -113,7 +113,7 @@ def test_what_is_missing_is_never_green(tmp_path: Path) -> None:
     assert document["checks"][0]["seen"] == "not run: no weights"
 
 
-def test_the_page_keeps_what_is_outside_of_the_markers(tmp_path: Path) -> None:
+def test_the_page_keeps_the_text_outside_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     page.write_text(f"before {report.BEGIN} old {report.END} after")
     report.fill(page, "new")

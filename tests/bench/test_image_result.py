@@ -41,7 +41,7 @@ def test_ratios_use_only_common_rounds() -> None:
     assert ratios(entries, 4, whole) == (pytest.approx(0.5), pytest.approx(0.5))
 
 
-def test_a_missed_target_is_said_and_one_that_is_met_is_not() -> None:
+def test_only_a_missed_target_is_reported() -> None:
     entries = [*turns(1, ours=[2.0], loop=[1.0]), *turns(4, ours=[1.0], loop=[2.0])]
     missed, met = [line for line in markdown(entries, PLAN, {1: 0, 4: 1}).splitlines() if LOOP in line and "|" in line]
     assert "0.50x (2.00x) (target 0.95x)" in missed
@@ -49,18 +49,18 @@ def test_a_missed_target_is_said_and_one_that_is_met_is_not() -> None:
     assert "target" not in met
 
 
-def test_the_table_says_how_far_the_pictures_are_from_the_loops() -> None:
+def test_the_table_shows_the_distance_from_the_loops_pictures() -> None:
     text = markdown(turns(1, ours=[1.0], loop=[1.0]), PLAN, {1: 0, 16: 2})
     assert "0 with 1, 2 with 16 clients" in text
 
 
-def test_pictures_are_compared_as_far_as_both_have_drawn() -> None:
+def test_pictures_are_compared_up_to_the_shorter_run() -> None:
     one = Timing(1.0, [1.0] * 3, [b"\x00\x10", b"\xff\x00", b"\x55\x55"])
     other = Timing(1.0, [1.0] * 2, [b"\x00\x12", b"\xfe\x00"])
     assert difference(one, other) == 2
     assert difference(one, one) == 0
 
 
-def test_seeds_draw_other_things() -> None:
+def test_prompts_differ_by_seed() -> None:
     assert len({prompt_of(seed) for seed in range(16)}) == 16
     assert prompt_of(3) == prompt_of(19)

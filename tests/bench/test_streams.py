@@ -44,7 +44,7 @@ async def test_a_stream_of_events_that_lacks_something_is_not_complete(missing: 
                 await callers.read(0)
 
 
-async def test_only_what_was_made_once_all_had_begun_counts() -> None:
+async def test_only_tokens_after_the_last_start_count() -> None:
     async def caller(number: int) -> list[Token]:
         return [Token(made, 0.5) for made in (time.perf_counter(), time.perf_counter() + SECONDS)]
 
@@ -56,7 +56,7 @@ def reading(kind: str, way: str, late: tuple[float, float], failed: list[str]) -
     return Reading(kind, way, 1.0, late, 10, failed, 75.0, 33.0 if way == GATEWAY else 0.0, 60.0, 5.0)
 
 
-def test_the_table_tells_what_the_gateway_adds_and_what_failed() -> None:
+def test_the_table_shows_the_gateways_overhead_and_failures() -> None:
     readings = [
         reading(TYPED, DIRECT, (0.001, 0.010), []),
         reading(TYPED, GATEWAY, (0.003, 0.015), []),

@@ -35,7 +35,7 @@ def test_medians_of_the_rounds_and_our_ratio_to_each() -> None:
     assert shown[0][7] == "40%"
 
 
-def test_a_missed_target_is_said_where_there_is_one() -> None:
+def test_a_missed_target_is_reported() -> None:
     def ratio(clients: int) -> str:
         return rows(entry(Server.ALLM, clients, 0, 149.0), entry(Server.TRANSFORMERS, clients, 0, 100.0))[1][3]
 

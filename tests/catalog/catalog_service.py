@@ -27,7 +27,7 @@ from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.catalog import Catalog
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import load_supported
 from services.settings.settings import Settings, load_settings
@@ -129,7 +129,7 @@ async def running(home: Path, **environ: str) -> AsyncIterator[Service]:
     files = home / "files"
     files.mkdir(exist_ok=True)
     settings = load_settings({"ALLM_HOME": str(home), "ALLM_MODEL_ROOTS": str(files)} | environ)
-    database = await Database.open(settings.home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(settings.home / "catalog.db", MIGRATIONS)
     clock = Clock()
     registrations = await Registrations.load(database)
     catalog = Catalog(registrations, settings.model, load_supported(settings.model.supported), clock)

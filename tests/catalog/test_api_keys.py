@@ -24,7 +24,7 @@ from services.catalog.api_keys import (
     KeyWatch,
     NewKey,
 )
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.errors import InvalidRequest, KeyNotFound, Overloaded
 from tests.case import case
 
@@ -43,7 +43,7 @@ class Clock:
 
 @asynccontextmanager
 async def opened(home: Path, clock: Clock | None = None) -> AsyncIterator[ApiKeys]:
-    database = await Database.open(home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
     keys = await ApiKeys.load(database, clock or Clock())
     try:
         yield keys
@@ -203,7 +203,7 @@ async def test_a_caller_who_gives_up_leaves_no_half_made_key(tmp_path: Path) -> 
         assert [key.id for key in keys.all()] == known
 
 
-async def test_the_database_itself_refuses_what_is_no_hash(tmp_path: Path) -> None:
+async def test_the_database_refuses_an_invalid_hash(tmp_path: Path) -> None:
     async with opened(tmp_path) as keys:
         with pytest.raises(sqlite3.IntegrityError):
             await keys._database.write(

@@ -19,7 +19,7 @@ import pytest
 from allm.models.v1 import model_service_pb2
 
 from services.catalog.backup import BackupError, back_up
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import read_all
 from tests.catalog.catalog_process import connected, killed, launch, until_serving
 from tests.catalog.model_files import gguf
@@ -29,14 +29,14 @@ BACKUPS = 20
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.catalog.database import Database
+from services.catalog.database import CatalogDatabase
 from services.catalog.database import MIGRATIONS
 
 COLUMNS = "hash, hint, name, scopes, models, requests_per_minute, tokens_per_minute, created, expires, revoked"
 INSERT = f"INSERT INTO api_keys (id, {COLUMNS}) VALUES (?, ?, '', ?, '[]', '[]', 0, 0, ?, 0, 0)"
 
 async def main():
-    database = await Database.open(Path(sys.argv[1]) / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(Path(sys.argv[1]) / "catalog.db", MIGRATIONS)
     for number in range(10**9):
         def put(connection):
             for half in ("a", "b"):
@@ -62,7 +62,7 @@ def home() -> Iterator[Path]:
 
 def made(home: Path) -> None:
     async def make() -> None:
-        database = await Database.open(home / "catalog.db", MIGRATIONS)
+        database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
         await database.close()
 
     asyncio.run(make())
@@ -169,7 +169,7 @@ def test_a_damaged_catalog_gives_no_backup(home: Path) -> None:
     assert not (home / "b.db").exists()
 
 
-def test_what_cannot_be_done_is_said(home: Path) -> None:
+def test_failures_are_reported(home: Path) -> None:
     with pytest.raises(BackupError, match="has no catalog: name its folder with ALLM_HOME"):
         back_up(home, home / "b.db", replace=False)
     made(home)
@@ -186,7 +186,7 @@ def test_what_cannot_be_done_is_said(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may become another user")
-def test_another_user_is_told_why(home: Path) -> None:
+def test_another_user_gets_the_reason(home: Path) -> None:
     made(home)
     os.seteuid(12345)
     try:

@@ -48,7 +48,7 @@ def event(at: float = NOW, model: str = "m") -> Event:
     return Event(at=at, kind="loaded", model=model)
 
 
-def test_without_replicas_there_is_nothing(machine: Machine) -> None:
+def test_without_replicas_there_are_no_figures(machine: Machine) -> None:
     assert machine.sample() == Sample(at=NOW, hosts=(), traffic=(), events=())
 
 
@@ -150,7 +150,7 @@ def test_old_events_are_no_news_and_a_flood_is_cut(machine: Machine) -> None:
     assert [each.model for each in machine.sample().events] == [str(number) for number in range(400 - MAX_EVENTS, 400)]
 
 
-def test_replicas_of_a_host_tell_of_one_memory_and_the_latest_counts() -> None:
+def test_replicas_of_a_host_share_its_memory_and_the_latest_report_counts() -> None:
     (one,) = merged([host(used=GIB, name="b", threshold=0.8), host(used=2 * GIB, name="a", threshold=0.95)])
     assert (one.used, one.name, one.threshold) == (2 * GIB, "a", 0.8)
 
@@ -161,7 +161,7 @@ def test_hosts_come_by_name() -> None:
     assert merged([]) == ()
 
 
-def test_devices_of_a_host_are_put_together_and_the_latest_counts() -> None:
+def test_devices_of_a_host_are_merged_and_the_latest_report_counts() -> None:
     first = host(devices=(device("m/GPU-1", name="cuda:1"), device("m/GPU-0", used=1)))
     (one,) = merged([first, host(devices=(device("m/GPU-0", used=7),))])
     assert [(each.name, each.id, each.used) for each in one.devices] == [
@@ -203,7 +203,7 @@ def test_a_first_picture_at_once_makes_no_wild_rate() -> None:
     assert minute.rate("images", 1000.0) <= 0.5
 
 
-def test_percentiles_forget_what_is_older() -> None:
+def test_percentiles_drop_old_samples() -> None:
     minute = RollingWindow(0.0)
     assert minute.percentiles(0.0) == {}
     minute.add(10.0, one())

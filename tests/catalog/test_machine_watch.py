@@ -68,7 +68,7 @@ async def read(watch: MachineWatch, many: int) -> list[float | str]:
     return found
 
 
-async def test_the_past_a_mark_and_what_comes() -> None:
+async def test_a_watch_sends_the_past_then_a_mark_then_new_samples() -> None:
     history = SampleHistory(seconds=100)
     for at in (0, 2, 4):
         history.add(sample(at))
@@ -87,7 +87,7 @@ async def test_the_past_a_mark_and_what_comes() -> None:
     assert await watch.next() is None
 
 
-async def test_before_there_is_any_sample_the_mark_comes_at_once() -> None:
+async def test_without_samples_the_mark_is_sent_at_once() -> None:
     history = SampleHistory()
     watch = MachineWatch(history, 900)
     assert await read(watch, 1) == ["caught up"]
@@ -138,7 +138,7 @@ async def test_one_round_that_fails_does_not_end_it(
         await watchers.close()
 
 
-async def test_there_are_not_too_many_and_the_end_ends_all(
+async def test_watches_are_limited_and_end_with_the_catalog(
     watchers: MachineWatchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchers._open, "_most", 1)

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.catalog import replica_status as module
-from services.catalog.replica_status import ReplicaStatus, Report
+from services.catalog.replica_status import ReplicaReport, ReplicaStatus
 from services.errors import InvalidRequest, Overloaded
 from services.models.runtimes import RUNTIMES
 from services.models.status import Status
@@ -16,8 +16,8 @@ from tests.catalog.catalog_service import Clock
 
 READY = Status(state="ready", generation=1)
 LOADED = Status(state="loaded", generation=1)
-WHOLE = Report(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
-PART = Report(replica="t", modality="text")
+WHOLE = ReplicaReport(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
+PART = ReplicaReport(replica="t", modality="text")
 GONE = replace(PART, leaving=True)
 
 
@@ -118,7 +118,7 @@ def test_leaving_replica_is_removed_at_once() -> None:
     assert replica_status.report(GONE, registered).rosters == frozenset(), "nothing has changed"
 
 
-def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REPLICAS", 2)
     replica_status = ReplicaStatus(Clock())
     for name in ("a", "b", "a"):

@@ -8,7 +8,7 @@ from services.catalog.replica_status import Replica
 from services.catalog.resolution import expected_state, explain
 from services.models.desired import DesiredModel
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from services.provision.plan import make_plans
 from services.settings.settings import load_settings
 from tests.catalog.desired_model import ARTIFACT, MEASURED, desired, facts
@@ -19,7 +19,7 @@ SAFETENSORS = desired("m", facts=facts("m", format="safetensors"))
 CACHED = replace(SAFETENSORS, artifacts=(ARTIFACT,))
 
 
-def replica(*runtimes: Runtime, device: str = "cpu", forced: bool = False) -> Replica:
+def replica(*runtimes: RuntimeSpec, device: str = "cpu", forced: bool = False) -> Replica:
     registry = EngineRegistry(device, forced=forced, runtimes=runtimes)
     return Replica(name="text-1", modality="text", registry=registry, statuses={}, last_report=0)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.catalog.catalog import Catalog
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registrations
-from services.catalog.replica_status import Report
+from services.catalog.replica_status import ReplicaReport
 from services.catalog.watches import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
 from services.errors import Overloaded
 from services.models.artifacts import SupportedModels
@@ -23,13 +23,13 @@ from services.settings.settings import load_settings
 from tests.catalog.catalog_service import PATIENCE, Clock
 from tests.catalog.desired_model import desired, facts
 
-WHOLE = Report(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
+WHOLE = ReplicaReport(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
 READY = Status(state="ready", generation=1)
 
 
 @pytest.fixture
 async def registrations(tmp_path: Path) -> AsyncIterator[Registrations]:
-    database = await Database.open(tmp_path / "c.db", MIGRATIONS)
+    database = await CatalogDatabase.open(tmp_path / "c.db", MIGRATIONS)
     yield await Registrations.load(database)
     await database.close()
 
@@ -67,7 +67,9 @@ async def rest(watch: Watch) -> list[str]:
     return found
 
 
-async def test_all_there_is_then_a_mark_then_changes(catalog: Catalog, registrations: Registrations) -> None:
+async def test_a_watch_sends_all_models_then_a_mark_then_changes(
+    catalog: Catalog, registrations: Registrations
+) -> None:
     for model_id in ("b", "a"):
         await registrations.add(desired(model_id), "")
     with catalog.watchers.watch(None, statuses=False) as watch:
@@ -184,7 +186,7 @@ async def test_watches_end_with_the_catalog(catalog: Catalog) -> None:
         assert await late.next() is None
 
 
-async def test_there_is_a_limit(catalog: Catalog) -> None:
+async def test_watches_are_limited(catalog: Catalog) -> None:
     with ExitStack() as open_ones:
         for _ in range(MAX_WATCHERS):
             open_ones.enter_context(catalog.watchers.watch(None, statuses=False))

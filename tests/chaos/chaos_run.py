@@ -65,7 +65,7 @@ async def _faults(stack: ChaosStack) -> tuple[list[str], bool]:
         said, good = str(storm), storm.growth <= FLAT
     except AssertionError as left:
         said, good = f"LEFT BEHIND: {left}", False
-    lines = [*table(found), "", f"Cancel storm, after one like it: {said}", "", "What failed requests were told:", ""]
+    lines = [*table(found), "", f"Cancel storm, after one like it: {said}", "", "Errors of failed requests:", ""]
     return [*lines, *_told(found)], good and _harmless(found)
 
 

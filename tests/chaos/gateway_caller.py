@@ -15,9 +15,9 @@ import grpc
 import httpx
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 
+from tests.chaos.client_errors import call_refusal, refusal
 from tests.chaos.known_answers import PICTURE, KnownAnswers
 from tests.chaos.outcome import CutCall, LostAnswer
-from tests.chaos.told_errors import call_refusal, refusal
 from tests.stack import MODEL, SPEECH_MODEL, Stack
 
 OK = 200

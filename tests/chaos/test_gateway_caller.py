@@ -113,7 +113,7 @@ def response(status: int, body: object) -> str:
         ("HTTP/1.1 503 X\r\ncontent-length: 4\r\n\r\noops", Outcome.LOST),
     ],
 )
-async def test_an_error_has_to_say_what_is_wrong(reported: str, expected: Outcome) -> None:
+async def test_an_error_must_name_its_cause(reported: str, expected: Outcome) -> None:
     assert (await outcome(WHOLE, lambda body: reported)).outcome is expected
 
 

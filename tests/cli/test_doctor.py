@@ -36,12 +36,12 @@ def test_a_machine_without_a_gpu_computes_on_its_processor() -> None:
     assert findings["gateway"] == "Envoy is installed"
 
 
-def test_the_last_line_says_whether_it_can_serve() -> None:
+def test_the_last_line_states_whether_the_machine_can_serve() -> None:
     assert run().stdout.endswith("`allm serve` serves on this machine\n")
     assert "serves on this machine" not in run(ALLM_DEVICE="cuda").stdout
 
 
-def test_a_device_that_is_asked_for_and_not_there_is_the_exit_status() -> None:
+def test_a_missing_requested_device_sets_the_exit_status() -> None:
     ran = run(ALLM_DEVICE="cuda")
     assert ran.returncode == 1
     assert "serves nothing: ALLM_DEVICE=cuda" in ran.stdout
@@ -85,7 +85,7 @@ async def test_a_gpu_is_named_with_its_memory_and_driver(machine: dict[str, Runt
     assert {found[name].finding for name in RUNTIMES} == {"computes on cuda (1.0)"}
 
 
-async def test_a_build_without_cuda_is_told_with_its_remedy(machine: dict[str, RuntimeDevices]) -> None:
+async def test_a_build_without_cuda_is_reported_with_its_remedy(machine: dict[str, RuntimeDevices]) -> None:
     reason = "llama.cpp is built without cuda: make llama-cuda"
     machine["llama_cpp"] = RuntimeDevices("llama_cpp", "1.0", (), {"cuda": reason})
     found = await lines()
@@ -105,7 +105,7 @@ async def test_a_runtime_that_never_computes_on_a_device_is_no_fault(machine: di
     assert "with ALLM_DEVICE=auto it takes the best device" in found["torch"].missing
 
 
-async def test_a_driver_that_is_too_old_is_told(machine: dict[str, RuntimeDevices]) -> None:
+async def test_an_old_driver_is_reported(machine: dict[str, RuntimeDevices]) -> None:
     reason = "the NVIDIA driver 535.1 is too old: torch 2.13 needs 580 or newer (CUDA 13): update the driver"
     machine["torch"] = RuntimeDevices("torch", "torch 2.13", (), {"cuda": reason})
     found = await lines("cuda")

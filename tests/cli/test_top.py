@@ -191,7 +191,7 @@ def test_on_a_terminal_it_goes_on_until_the_catalog_ends_it(
     assert "it closed the stream" in capsys.readouterr().err
 
 
-def test_silence_is_no_present(top: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_samples_are_not_shown_as_current(top: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """A suspended machine behaves like this: its connections stay open."""
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
     done = top(Machine([SYNCED]))

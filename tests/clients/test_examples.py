@@ -190,7 +190,7 @@ def test_example(example: Example, stack: Stack) -> None:
     check_transcript(make(example, "transcribe", *address, seconds=RUN_SECONDS))
 
 
-def test_an_example_tells_what_is_wrong(stack: Stack) -> None:
+def test_an_example_explains_a_wrong_argument(stack: Stack) -> None:
     """All of them end with an error's message; one represents them."""
     with pytest.raises(AssertionError, match="The model `no/such-model` does not exist"):
         make(PYTHON, "run", f"ADDRESS={stack.grpc_address}", "MODEL=no/such-model", seconds=RUN_SECONDS)

@@ -36,7 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def test_openai_sdk_draws(stack: Stack, files: dict[str, str]) -> None:
+def test_openai_sdk_generates_images(stack: Stack, files: dict[str, str]) -> None:
     run_node_tests(
         "images.test.mjs", ALLM_BASE_URL=stack.base_url, ALLM_MODEL=IMAGE_MODEL, ALLM_TEXT_MODEL=MODEL, **files
     )

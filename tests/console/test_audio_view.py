@@ -101,7 +101,7 @@ def microphone(stack: Stack, spoken: Path) -> Iterator[Page]:
         assert page.complaints() == []
 
 
-def test_the_microphone_is_written_down_while_it_hears(microphone: Page) -> None:
+def test_the_microphone_is_transcribed_while_it_records(microphone: Page) -> None:
     page = microphone
     page.click("button", "Use microphone")
     page.wait_text("Recording")

@@ -190,6 +190,6 @@ def test_a_connection_that_dies_silently_is_noticed(
         page.close()
 
 
-def test_a_models_own_files_are_shown_beside_its_artifact(page: Page) -> None:
+def test_a_models_own_files_are_shown_with_its_artifact(page: Page) -> None:
     show_models(page)
     page.wait_text("text-0 on cuda serves openai/model-onnx@main, keeps the model's own files: downloading, 2.0 GiB of")

@@ -164,7 +164,7 @@ def requested(name: str) -> tuple[float, float]:
     return cores, memory
 
 
-def test_the_documentation_tells_what_the_defaults_request() -> None:
+def test_the_documentation_lists_the_default_requests() -> None:
     text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
     for name in ("defaults", "text-only"):
         cores, memory = requested(name)

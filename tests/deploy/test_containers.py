@@ -27,7 +27,7 @@ VARIANTS = [
 ]
 
 
-def test_there_is_one_for_each_image_that_manifests_name() -> None:
+def test_each_image_of_the_manifests_has_a_dockerfile() -> None:
     names = {path.name.removesuffix(".Dockerfile") for path in CONTAINERS.glob("*.Dockerfile")}
     assert names == set(IMAGES)
     wanted = {

@@ -72,7 +72,7 @@ def test_the_example_is_put_together_as_the_documentation_says() -> None:
     assert "qwen3-0.6b" in models["data"]["models.yaml"]
 
 
-def test_a_difference_tells_what_is_gone_new_and_other() -> None:
+def test_a_difference_lists_removed_new_and_changed_lines() -> None:
     old = {"a": 1, "b": {"c": 2, "d": 3}, "env": [{"name": "x", "value": "1"}, {"name": "y", "value": "2"}], "l": [1]}
     new = {"b": {"c": 4, "d": 3}, "env": [{"name": "y", "value": "3"}, {"name": "z"}], "l": [2], "e": 5}
     assert difference(old, new) == {

@@ -87,7 +87,7 @@ def test_ports_are_those_that_the_settings_open() -> None:
                 assert {port["containerPort"] for port in container["ports"]} == opened, which
 
 
-def test_probes_ask_for_what_is_there() -> None:
+def test_probes_use_existing_endpoints() -> None:
     for name in RENDERINGS:
         with case(name=name):
             names = {STARTUP, READINESS, LIVENESS}
@@ -124,7 +124,7 @@ def test_no_liveness_probe_is_content_with_a_connection() -> None:
                     assert "tcpSocket" not in container["livenessProbe"], which
 
 
-def test_there_is_time_to_drain() -> None:
+def test_pods_have_time_to_drain() -> None:
     for name in RENDERINGS:
         with case(name=name):
             for which, template, container in ours(name):

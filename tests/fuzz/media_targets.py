@@ -10,9 +10,9 @@ from pathlib import Path
 
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
-from services.image.pictures.messages import Decode, Decoded, Fit
+from services.image.pictures.messages import Decode, DecodedPicture, Fit
 from services.image.pictures.pictures import Codecs
-from services.sandbox.child import Refused
+from services.sandbox.child import OrderRefused
 from tests.fuzz.fuzz_target import FuzzTarget
 
 MAX_SECONDS = 60.0  # of audio
@@ -96,16 +96,16 @@ def _picture(case: bytes) -> None:
     how, (image, _, mask) = case[0], case[1:].partition(b"\xa5" * 8)
     fit = Fit(width=64, height=32, exact=bool(how & 1), multiple_of=8, min_side=8, max_side=256, max_pixels=64 * 64)
     answer = _loop().run_until_complete(_read(Decode(image=image, mask=mask, fit=fit, own_mask=bool(how & 2))))
-    if isinstance(answer, Decoded):
+    if isinstance(answer, DecodedPicture):
         assert len(answer.pixels) == 3 * answer.width * answer.height
         assert answer.mask is None or len(answer.mask) == answer.width * answer.height
     else:
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, OrderRefused)
         assert answer.message
 
 
 async def _read(order: Decode) -> object:
-    return await (await _codecs()).run(order, Decoded)
+    return await (await _codecs()).run(order, DecodedPicture)
 
 
 class _Pools:

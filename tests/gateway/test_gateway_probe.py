@@ -97,7 +97,7 @@ def test_with_tls_it_asks_by_tls(tmp_path: Path) -> None:
             ask(settings(port), "ready")
 
 
-def test_the_exit_status_tells_it_all(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_status_reports_the_result(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([]) == 2
     with answering(200) as port:
         monkeypatch.setenv("ALLM_PORT", str(port))

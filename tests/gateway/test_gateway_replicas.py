@@ -180,7 +180,7 @@ async def test_bodies_up_to_the_limit_reach_the_second_replica_whole(folder: Pat
         assert [upstream.bodies for upstream in two.upstreams] == [[body], [body]]
 
 
-async def test_so_do_those_of_grpc_callers(folder: Path) -> None:
+async def test_grpc_bodies_up_to_the_limit_reach_the_second_replica_whole(folder: Path) -> None:
     async with replicas(folder, 2) as two:
         refuse = FirstRefuses()
         two.play(refuse, refuse)

@@ -61,7 +61,7 @@ async def traced(socket_folder: Path, trace: TraceSettings) -> AsyncIterator[tup
 # --- configuration
 
 
-def test_without_a_collector_nothing_of_it_is_there() -> None:
+def test_without_a_collector_tracing_is_off() -> None:
     config = render(Gateway(gateway_settings(), ("unix:/t",), NOWHERE, "unix:/a", Path("/f")), Path("/f/d.pb"))
     assert "tracing: null" in config
     assert not re.search(r"opentelemetry|otlp|traceparent\"", config)
@@ -96,7 +96,7 @@ def test_envoy_accepts_it(tmp_path: Path, endpoint: str, headers: str) -> None:
         ("ignore", "127.0.0.1", False),
     ],
 )
-def test_strangers_may_not_say_which_trace_they_belong_to(parents: str, host: str, kept: bool) -> None:
+def test_strangers_cannot_set_their_trace(parents: str, host: str, kept: bool) -> None:
     removed = traces.removed_parents(settings("http://c", ALLM_TRACE_PARENTS=parents), host)
     assert ("traceparent" not in removed) == kept
     assert ("tracestate" not in removed) == kept

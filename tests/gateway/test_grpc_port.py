@@ -88,7 +88,7 @@ async def test_clients_cannot_report_statuses(channel: grpc.aio.Channel, catalog
     assert not catalog.metadata
 
 
-async def test_no_spelling_of_it_passes(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+async def test_no_spelling_of_the_path_passes(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
     for path in [REPORT, f"{REPORT}?x=1", REPORT.replace("Rep", "%52ep"), REPORT.replace("/R", "/./R")]:
         for kind in ["application/grpc", "application/grpc-web+proto", "application/grpc-web-text"]:
             with case(path=path, kind=kind):
@@ -103,7 +103,7 @@ async def test_no_spelling_of_it_passes(gateway: RunningGateway, catalog: Script
 
 
 @pytest.mark.parametrize("path", [REPORT.replace("/R", "//R"), REPORT.replace("/R", "%2FR")])
-async def test_nor_does_what_only_resembles_it(gateway: RunningGateway, catalog: ScriptedCatalog, path: str) -> None:
+async def test_similar_paths_do_not_pass(gateway: RunningGateway, catalog: ScriptedCatalog, path: str) -> None:
     reply = await send(gateway.port, "POST", path, {"content-type": "application/grpc"}, bytes(5))
     assert reply.headers["grpc-status"] != "0"
     assert not catalog.requests

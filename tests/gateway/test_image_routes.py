@@ -170,7 +170,7 @@ async def test_grpc_callers_see_every_step(socket_folder: Path) -> None:
         assert [each.progress.step for each in steps] == [1, 2, 3]
 
 
-async def test_an_edit_of_grpc_callers_is_one_message_within_the_body_limit_and_tells_steps_one_by_one(
+async def test_a_grpc_edit_is_one_message_within_the_body_limit_and_streams_steps(
     socket_folder: Path,
 ) -> None:
     image = b"".join(b"%08d" % at for at in range(MIB * 3 // 4 // 8))

@@ -99,7 +99,7 @@ async def test_a_request_id_is_shared_by_service_and_client(gateway: RunningGate
     assert reply.headers["x-request-id"] == catalog.metadata[0]["x-request-id"] != "made-up"
 
 
-async def test_clients_cannot_say_who_they_are(
+async def test_clients_cannot_set_their_identity(
     gateway: RunningGateway, upstream: Upstream, catalog: ScriptedCatalog
 ) -> None:
     spoofed = {

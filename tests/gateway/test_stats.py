@@ -98,7 +98,7 @@ async def test_nothing_else_comes_through(port: int) -> None:
             assert (await ask(port, f"GET {PATH}"))[0] == 200, "Envoy runs on"
 
 
-async def test_without_a_port_there_is_no_such_listener(tmp_path: Path) -> None:
+async def test_without_a_port_the_listener_is_off(tmp_path: Path) -> None:
     gateway = Gateway(gateway_settings(port=1), (NOWHERE,), NOWHERE, f"unix:{tmp_path}/admin.sock", tmp_path)
     config = render(gateway, tmp_path / "transcoded.pb")
     assert PATH not in config

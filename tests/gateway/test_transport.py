@@ -30,7 +30,7 @@ def test_without_certificates_everything_is_plain(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_unix_sockets_stay_plain_and_do_not_mix_with_what_is_not(tmp_path: Path) -> None:
+def test_unix_sockets_stay_plain_and_do_not_mix_with_tls(tmp_path: Path) -> None:
     assert service_transport(tmp_path, SERVICE, ("unix:/t",)) is None
     assert service_transport(tmp_path, SERVICE, ("text:1", "10.0.0.1:1"))
     tls = TlsSettings(service_authority=SERVICE.authority, service_certificate=PAIR.certificate, service_key=PAIR.key)

@@ -20,7 +20,7 @@ from services.image.engine import messages
 from services.image.engine.messages import Finished, Progress
 from services.image.images import Images, PictureFile, Started
 from services.image.manager import TILE, GenerationJob
-from services.image.parameters import Output
+from services.image.parameters import OutputFormat
 from services.settings.settings import load_settings
 from services.worker import watchdog
 from services.worker.model_in_worker import JUST
@@ -43,7 +43,7 @@ async def studio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stud
         yield studio
 
 
-async def test_pictures_are_drawn_and_tell_how(studio: Studio) -> None:
+async def test_pictures_are_generated_with_their_parameters(studio: Studio) -> None:
     first, second = await studio.generated(count=2)
     assert [(each.index, each.seed, each.width, each.height) for each in (first, second)] == [
         (0, 7, SIDE, SIDE),
@@ -79,12 +79,12 @@ async def test_news_come_in_order(studio: Studio) -> None:
 
 @pytest.mark.parametrize("kind", ["jpeg", "webp"])
 async def test_other_formats(studio: Studio, kind: str) -> None:
-    (picture,) = await studio.generated(output=Output(kind, 90), size=(SIDE * 2, SIDE))  # type: ignore[arg-type]
+    (picture,) = await studio.generated(output=OutputFormat(kind, 90), size=(SIDE * 2, SIDE))  # type: ignore[arg-type]
     image = opened(picture)
     assert (image.format, image.size) == (kind.upper(), (SIDE * 2, SIDE))
 
 
-async def test_an_image_is_drawn_over_everywhere_or_under_a_mask(studio: Studio) -> None:
+async def test_an_image_is_redrawn_everywhere_or_under_a_mask(studio: Studio) -> None:
     image = file(halves(100, 50))
     mask = file(halves(100, 50, (0, 0, 0, 0), (0, 0, 0, 255)))
     (whole,), (part,), (varied,) = [

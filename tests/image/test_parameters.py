@@ -133,7 +133,7 @@ def test_a_strength_that_leaves_no_step_is_refused(strength: float, steps: int) 
     assert caught.value.param == "strength"
 
 
-def test_a_mask_needs_a_model_that_draws_over_parts() -> None:
+def test_a_mask_needs_an_inpainting_model() -> None:
     whole_only = replace(READY, modes=["text_to_image", "image_to_image"])
     for mask, param in ((b"x", "mask"), (b"", "image")):
         with pytest.raises(Unsupported) as caught:

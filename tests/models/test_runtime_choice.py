@@ -11,11 +11,11 @@ import pytest
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.runtime_choice import CPU_LIMIT_BYTES, GIB, EngineRegistry, Measurement
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from tests.case import case
 
 LLAMA_CPP = RUNTIMES[0]
-OTHER = Runtime(
+OTHER = RuntimeSpec(
     name="other",
     modality="text",
     formats=frozenset({"gguf"}),
@@ -355,7 +355,7 @@ def test_a_converted_whisper_model_names_what_cannot_read_it() -> None:
 # --- the device of each runtime
 
 
-def placed(device: str = "cpu", **own: str) -> tuple[Runtime, ...]:
+def placed(device: str = "cpu", **own: str) -> tuple[RuntimeSpec, ...]:
     """Returns the runtimes, with their own device and the reason against a GPU where they are named."""
     return tuple(
         dataclasses.replace(one, device=own.get(one.name, device), lacking=own.get(f"{one.name}_lacking", ""))
@@ -374,7 +374,7 @@ def test_each_runtime_computes_on_its_own_device() -> None:
     assert verdicts["llama_cpp"].runtime.device == "vulkan"
 
 
-def test_the_reason_why_there_is_no_gpu_is_in_the_refusal() -> None:
+def test_the_refusal_names_the_reason_for_the_missing_gpu() -> None:
     why = "torch 2.13.0+cpu is built without CUDA"
     model = descriptor(**SAFETENSORS, size=CPU_LIMIT_BYTES + 1)
     automatic = EngineRegistry("cpu", forced=False, runtimes=placed(torch_lacking=why))

@@ -12,7 +12,7 @@ from services.models.descriptor import ModelFacts, describe
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
 from services.models.runtimes import RUNTIMES
-from services.models.store import ModelStore, Serving, StoredModel
+from services.models.store import ModelStore, ServedGeneration, StoredModel
 
 MANIFEST = Manifest(files=(ManifestFile(path="m.gguf", size=5),), primary="m.gguf", folder="/models")
 
@@ -41,7 +41,9 @@ def desired(model_id: str, *aliases: str, ready_on: tuple[str, ...] = ()) -> Des
 
 def ready(wanted: DesiredModel) -> StoredModel:
     descriptor = describe(wanted.facts, wanted.generation, wanted.manifest, Path("/models"))
-    return StoredModel(desired=wanted, serving=Serving(descriptor=descriptor, runtime=RUNTIMES[0]), problem=None)
+    return StoredModel(
+        desired=wanted, serving=ServedGeneration(descriptor=descriptor, runtime=RUNTIMES[0]), problem=None
+    )
 
 
 def broken(wanted: DesiredModel, problem: Exception) -> StoredModel:

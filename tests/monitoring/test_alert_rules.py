@@ -58,7 +58,7 @@ def test_every_alert_has_its_scenario() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.alert)
-def test_it_fires_and_says_what_is_wrong(scenario: Scenario, tmp_path: Path) -> None:
+def test_an_alert_fires_and_explains_the_fault(scenario: Scenario, tmp_path: Path) -> None:
     run(tmp_path, [unit_test(scenario.firing, scenario.at, scenario.alert, [fires(scenario)])])
 
 

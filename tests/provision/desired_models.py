@@ -9,7 +9,7 @@ from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor, ModelFacts
 from services.models.desired import Artifact, DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.manager import ModelManager
 
 
@@ -85,7 +85,7 @@ class Loader:
         self.gate.set()
         self.made: list[Loaded] = []
 
-    async def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Loaded:
+    async def __call__(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> Loaded:
         await self.gate.wait()
         if self.failure:
             raise self.failure

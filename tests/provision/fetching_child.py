@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from services.models.manifest import Manifest, ManifestFile
-from services.provision.fetch import Progress, fetch
+from services.provision.fetch import FetchProgress, fetch
 from services.provision.model_cache import ModelCache
 
 
@@ -21,7 +21,7 @@ def written(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest))
 
 
-def print_progress(progress: Progress) -> None:
+def print_progress(progress: FetchProgress) -> None:
     """Prints the progress as a line."""
     print(progress.stage, progress.done, progress.total, flush=True)
 

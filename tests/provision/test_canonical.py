@@ -60,7 +60,9 @@ def small_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, room: int) -> None
     monkeypatch.setattr(shutil, "disk_usage", usage)
 
 
-async def test_they_are_fetched_after_the_cache_serves(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
+async def test_canonical_files_are_fetched_after_the_cache_serves(
+    service: Service, hub: LoopbackHub, tmp_path: Path
+) -> None:
     desired, own, cache = cached(hub, tmp_path)
     gate = hub.gate(OWN, after_bytes=HALF)
     service.model_set.apply(desired)
@@ -78,7 +80,7 @@ async def test_they_are_fetched_after_the_cache_serves(service: Service, hub: Lo
     assert path_of(service, own).read_bytes() == bytes(SIZE)
 
 
-async def test_they_go_with_the_model(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
+async def test_canonical_files_are_removed_with_the_model(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
     desired, _, _ = cached(hub, tmp_path)
     service.model_set.apply(desired)
     await service.until(lambda: state(service) == "ready")
@@ -139,7 +141,7 @@ async def test_switched_off_they_are_not_fetched_and_older_ones_are_deleted(hub:
     await dropping.model_set.close()
 
 
-async def test_they_wait_for_room(
+async def test_canonical_files_wait_for_disk_space(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "DISK_SECONDS", 0.05)
@@ -153,7 +155,7 @@ async def test_they_wait_for_room(
     await service.until(lambda: state(service) == "ready")
 
 
-async def test_they_go_when_another_model_needs_the_room(
+async def test_canonical_files_are_deleted_when_another_model_needs_the_space(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canonical, "CHECK_SECONDS", 0.05)
@@ -201,7 +203,7 @@ async def test_files_that_serve_are_not_spare(service: Service, hub: LoopbackHub
     assert path_of(service, own).exists()
 
 
-def test_those_kept_longest_go_first_and_only_if_that_is_enough(tmp_path: Path) -> None:
+def test_the_oldest_canonical_files_are_deleted_first_and_only_if_that_suffices(tmp_path: Path) -> None:
     model_cache = ModelCache(tmp_path)
     old, new = (put(model_cache, name) for name in ("old", "new"))
     age(model_cache, 2)

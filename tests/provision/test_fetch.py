@@ -22,7 +22,7 @@ from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
 from services.models.manifest import Manifest, ManifestFile
 from services.provision import fetch as module
-from services.provision.fetch import FetchProblem, Meter, Progress, fetch
+from services.provision.fetch import FetchProblem, FetchProgress, Meter, fetch
 from services.provision.model_cache import ModelCache
 from tests.loopback_hub import LoopbackHub
 from tests.provision.fetching_child import written
@@ -46,10 +46,10 @@ class Model:
         self.model_cache = model_cache
         self.place = model_cache.model_folder("m", manifest)
         self.staging = model_cache.staging("m", manifest)
-        self.reports: list[Progress] = []
+        self.reports: list[FetchProgress] = []
         self.here = threading.get_ident()
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: FetchProgress) -> None:
         assert threading.get_ident() == self.here
         self.reports.append(progress)
 
@@ -123,7 +123,7 @@ async def test_progress_counts_all_bytes_of_both_stages(model: Model) -> None:
     assert model.reports[0].stage == "downloading"
     assert {progress.total for progress in model.reports} == {TOTAL}
     assert all(0 <= progress.done <= TOTAL for progress in model.reports)
-    assert model.reports[-1] == Progress("verifying", TOTAL, TOTAL)
+    assert model.reports[-1] == FetchProgress("verifying", TOTAL, TOTAL)
     stages = [progress.stage for progress in model.reports]
     assert stages == sorted(stages), "first all of one, then all of the other"
 
@@ -131,14 +131,14 @@ async def test_progress_counts_all_bytes_of_both_stages(model: Model) -> None:
 def test_progress_is_reported_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("services.provision.fetch.time.monotonic", lambda: clock[0])
-    messages: list[Progress] = []
+    messages: list[FetchProgress] = []
     meter = Meter(1000, messages.append)
     for done in range(1000):
         meter.downloaded("a", done)
         clock[0] += 0.01
     assert 40 < len(messages) <= 51
     meter.downloaded("a", 1000)
-    assert messages[-1] == Progress("verifying", 0, 1000), "the end of a stage is told at once"
+    assert messages[-1] == FetchProgress("verifying", 0, 1000), "the end of a stage is told at once"
 
 
 async def test_nothing_is_visible_before_everything_is_there(model: Model) -> None:
@@ -189,7 +189,7 @@ async def test_local_files_are_only_looked_at(model: Model, tmp_path: Path) -> N
 # --- failures on the way
 
 
-async def test_a_cut_connection_is_gone_on_from_there(model: Model) -> None:
+async def test_a_lost_connection_resumes(model: Model) -> None:
     model.hub.cut(LARGE, 600_000)
     model.check(await model.fetch())
     assert model.ranges() == ["", "bytes=600000-"]
@@ -264,14 +264,14 @@ async def test_access_denied_by_the_hub_is_a_permanent_problem(model: Model, cod
     assert len(model.hub.asked(LARGE)) == 1
 
 
-async def test_a_busy_hub_is_come_back_to_when_it_says(model: Model) -> None:
+async def test_a_busy_hub_is_retried_after_its_retry_time(model: Model) -> None:
     model.hub.status(LARGE, 429, headers={"retry-after": "600"})
     problem = await model.problem()
     assert (problem.permanent, problem.retry_after) == (False, 600.0)
     model.check(await model.fetch())
 
 
-async def test_a_hub_that_fails_or_is_gone_is_come_back_to(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_hub_is_retried(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     model.hub.status(LARGE, 500, times=-1)
     problem = await model.problem()
     assert not problem.permanent
@@ -280,7 +280,7 @@ async def test_a_hub_that_fails_or_is_gone_is_come_back_to(model: Model, monkeyp
     assert not (await model.problem()).permanent
 
 
-async def test_one_file_that_cannot_be_had_ends_the_others(model: Model) -> None:
+async def test_one_failed_file_cancels_the_others(model: Model) -> None:
     """The others are too slow to finish before the test does."""
     model.hub.bytes_per_second = 10_000
     model.hub.status("config.json", 404, times=-1)
@@ -370,7 +370,7 @@ async def test_a_staging_folder_that_is_a_link_is_not_followed(model: Model, tmp
 # --- cancellation, death, and other processes
 
 
-async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_gone_on_with(model: Model) -> None:
+async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_resumed(model: Model) -> None:
     gate = model.hub.gate(LARGE, after_bytes=1_000_000)
     task = asyncio.create_task(model.fetch())
     await until(gate.reached.is_set)
@@ -421,7 +421,7 @@ def child_of(model: Model) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-async def test_a_killed_fetch_is_gone_on_with_by_the_next_process(model: Model) -> None:
+async def test_a_killed_fetch_is_resumed_by_the_next_process(model: Model) -> None:
     gate = model.hub.gate(LARGE, after_bytes=1_000_000)
     with child_of(model) as child:
         await until(gate.reached.is_set)
@@ -443,7 +443,7 @@ async def test_two_replicas_on_one_volume_download_once(model: Model) -> None:
         await until(gate.reached.is_set)
         task = asyncio.create_task(model.fetch())
         reached = TOTAL - len(CONTENT[LARGE]) + 1_000_000
-        await until(lambda: Progress("downloading", reached, TOTAL, waits=True) in model.reports)
+        await until(lambda: FetchProgress("downloading", reached, TOTAL, waits=True) in model.reports)
         gate.open()
         model.check(await task)
         output, _ = await asyncio.to_thread(child.communicate)

@@ -9,7 +9,7 @@ import pytest
 
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, LoraFile
-from services.models.desired import Artifact, Part
+from services.models.desired import Artifact, ModelPart
 from services.models.manifest import Manifest, ManifestFile
 from services.models.runtime_choice import EngineRegistry
 from services.models.runtimes import RUNTIMES
@@ -99,8 +99,8 @@ def test_an_operator_who_asks_for_another_runtime_gets_no_cache() -> None:
 
 
 def test_parts_of_a_model_are_fetched_first_and_described_with_it() -> None:
-    base = Part(kind="base", source="", manifest=dataclasses.replace(OWN, repository="someone/base"))
-    lora = Part(kind="lora", source="hf://nvidia/m", manifest=CACHE, scale=0.5)
+    base = ModelPart(kind="base", source="", manifest=dataclasses.replace(OWN, repository="someone/base"))
+    lora = ModelPart(kind="lora", source="hf://nvidia/m", manifest=CACHE, scale=0.5)
     wanted = dataclasses.replace(registration(OWN), parts=(base, lora))
     (plan,) = make_plans(wanted, REGISTRY, settings())
     assert plan.manifests == (base.manifest, CACHE, OWN)

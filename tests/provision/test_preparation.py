@@ -121,9 +121,7 @@ async def test_generations_replaced_while_stopped_are_removed_at_the_next_start(
     await anew.model_set.close()
 
 
-async def test_an_operator_who_loads_what_could_not_be_had_has_it_tried_again(
-    service: Service, hub: LoopbackHub, tmp_path: Path
-) -> None:
+async def test_loading_a_failed_model_retries_its_fetch(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
     hub.status(WEIGHTS, 404, times=2)
     service.model_set.apply(wanted(manifest))
@@ -134,7 +132,7 @@ async def test_an_operator_who_loads_what_could_not_be_had_has_it_tried_again(
     await service.until(lambda: service.status().state == "loaded")
 
 
-async def test_files_that_were_lost_are_fetched_again_when_a_load_fails_for_it(
+async def test_a_load_that_fails_on_missing_files_fetches_them_again(
     service: Service, hub: LoopbackHub, tmp_path: Path
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")

@@ -19,7 +19,7 @@ from services.provision import provision as provision_module
 from services.provision.provision import Provision
 from services.provision.reporter import FigureReader
 from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.settings.settings import load_settings
 from services.telemetry.figures import Figures, ModelEvents
 from tests.provision.catalog_script import ScriptedCatalog
@@ -85,7 +85,7 @@ async def test_a_start_knows_everything_that_is_registered(
     await until(lambda: states(catalog) == {"a": "ready", "b": "ready"})
 
 
-async def test_the_first_report_is_complete_and_later_ones_tell_only_what_changed(
+async def test_the_first_report_is_complete_and_later_ones_hold_only_changes(
     catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
 ) -> None:
     catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a"))
@@ -259,7 +259,7 @@ async def test_interrupted_watch_may_miss_a_re_registration(
     await until(lambda: any(report.complete for report in catalog.reports[count:]))
 
 
-async def test_replicas_that_a_new_catalog_does_not_hear_of_are_gone_in_the_end(
+async def test_replicas_that_never_report_to_a_new_catalog_expire(
     catalog: ScriptedCatalog, provision: Provision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower_module, "SETTLE_SECONDS", 0.5)
@@ -292,7 +292,7 @@ async def telling(
 ) -> AsyncIterator[tuple[Telling, ModelEvents]]:
     """Yields the figures and the model events of a running replica."""
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
-    events, memory = ModelEvents(), Snapshot(HostMemory(100, 60, "psutil"), (), ())
+    events, memory = ModelEvents(), MemorySnapshot(HostMemory(100, 60, "psutil"), (), ())
     figures = Telling("text", lambda: memory, 0.9, events)
     registry = EngineRegistry("cpu", forced=True)
     provision = Provision(settings.model, "text", registry, manager, figures=figures)
@@ -393,7 +393,7 @@ async def test_an_alias_brings_a_model_to_a_group_and_takes_it_away(
     await until(lambda: "small" not in grouped.store)
 
 
-async def test_warm_is_who_has_loaded_what_is_to_be_loaded_at_the_start(
+async def test_a_replica_is_warm_once_the_preloaded_models_are_loaded(
     catalog: ScriptedCatalog, grouped: Provision, loader: Loader, tmp_path: Path
 ) -> None:
     catalog.tell(registration(local_manifest(tmp_path / "coder"), model_id="coder"))

@@ -11,14 +11,14 @@ from services.models.descriptor import Modality
 from services.provision.reporter import FigureReader, buckets, total
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.telemetry import metrics
 from services.telemetry.figures import DeviceFigures, ModelEvents
 from services.telemetry.metrics import model_metrics
 
 MODEL = "figures/m"
 GIB = 1024**3
-SEEN = Snapshot(
+SEEN = MemorySnapshot(
     HostMemory(10 * GIB, 4 * GIB, "cgroup v2", "cgroup 1:2"),
     (DeviceMemory("cuda:0", 8 * GIB, GIB, {}, "GPU-1"),),
     (),

@@ -110,9 +110,7 @@ async def test_another_update_meanwhile_does_not_end_what_still_runs(
     assert not old.alive
 
 
-async def test_a_new_one_that_fails_in_the_old_ones_place_lets_it_back(
-    service: Service, gate: Narrow, tmp_path: Path
-) -> None:
+async def test_a_failed_new_generation_restores_the_old_one(service: Service, gate: Narrow, tmp_path: Path) -> None:
     await first(service, tmp_path / "a")
     service.loader.failure = Internal("the new one is broken")
     update(service, tmp_path / "b")
@@ -126,7 +124,7 @@ async def test_a_new_one_that_fails_in_the_old_ones_place_lets_it_back(
     assert len(gate.inside) == 1
 
 
-async def test_a_new_one_that_never_fits_does_not_have_the_old_one_go(
+async def test_a_new_generation_that_never_fits_keeps_the_old_one(
     service: Service, gate: Narrow, tmp_path: Path
 ) -> None:
     await first(service, tmp_path / "a")
@@ -187,7 +185,7 @@ async def test_nothing_else_is_loaded_unasked(service: Service, tmp_path: Path) 
     assert service.manager.slots() == []
 
 
-async def test_a_model_on_its_way_into_memory_says_so(service: Service, tmp_path: Path) -> None:
+async def test_a_loading_model_reports_it(service: Service, tmp_path: Path) -> None:
     service.loader.gate.clear()
     service.model_set.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
     await service.until(lambda: service.status().memory)

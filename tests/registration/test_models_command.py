@@ -129,7 +129,7 @@ def published(operator: Operator, model_id: str) -> list[Path]:
 # --- add
 
 
-def test_add_fetches_tells_how_far_it_is_and_ends_when_requests_are_answered(
+def test_add_downloads_shows_progress_and_ends_when_the_model_serves(
     operator: Operator, hub: LoopbackHub, small: str
 ) -> None:
     gate = hub.gate(WEIGHTS, after_bytes=32 * 1024 * 1024)
@@ -166,7 +166,7 @@ def test_add_by_address_from_a_home_that_knows_nothing(operator: Operator, folde
 
 
 @pytest.mark.usefixtures("small")
-def test_add_of_a_wrong_one_tells_the_catalogs_words_and_leaves_nothing(
+def test_add_of_an_invalid_model_prints_the_catalogs_error_and_leaves_nothing(
     operator: Operator, hub: LoopbackHub, folder: Path, models: Callable[..., Done]
 ) -> None:
     cut = folder / "cut.gguf"
@@ -209,7 +209,9 @@ def test_add_of_what_nothing_here_can_run_ends_with_the_reason(
 # --- list, show, why
 
 
-def test_list_and_show_agree_with_what_is_there(operator: Operator, folder: Path, models: Callable[..., Done]) -> None:
+def test_list_and_show_match_the_registered_models(
+    operator: Operator, folder: Path, models: Callable[..., Done]
+) -> None:
     path = link(folder / WEIGHTS)
     assert models("add", "org/shown", str(path), "--format", "gguf", "--alias", "nick").status == 0
     assert models("add", "st", str(safetensors_model(folder / "st")), "--format", "safetensors").status == 1
@@ -311,7 +313,9 @@ def test_bench_of_what_cannot_run_says_why(folder: Path, models: Callable[..., D
 
 
 @pytest.mark.usefixtures("small")
-def test_check_names_the_file_that_is_not_what_was_registered(operator: Operator, models: Callable[..., Done]) -> None:
+def test_check_names_the_file_that_differs_from_its_registration(
+    operator: Operator, models: Callable[..., Done]
+) -> None:
     assert models("add", "m", "hf://org/cli-small", "--format", "gguf").status == 0
     (file,) = published(operator, "m")
     whole = models("check", "m")
@@ -414,7 +418,7 @@ def test_load_and_unload(operator: Operator, folder: Path, models: Callable[...,
 
 
 @pytest.mark.usefixtures("small")
-def test_remove_deletes_what_was_fetched_and_leaves_what_was_brought(
+def test_remove_deletes_downloads_and_keeps_local_files(
     operator: Operator, folder: Path, models: Callable[..., Done]
 ) -> None:
     path = link(folder / WEIGHTS)

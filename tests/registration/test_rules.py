@@ -301,9 +301,7 @@ def test_a_path_out_of_the_roots_is_refused_whether_it_is_there_or_not(operator:
 # --- unique names
 
 
-def test_a_taken_name_is_refused_with_what_is_registered_and_nothing_is_overwritten(
-    operator: Operator, folder: Path
-) -> None:
+def test_a_taken_name_is_refused_and_nothing_is_overwritten(operator: Operator, folder: Path) -> None:
     path = link_demo(folder)
     operator.taken("first", path, "gguf", aliases=["nick"])
     before = operator.all()["first"]

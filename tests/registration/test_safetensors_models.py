@@ -121,7 +121,7 @@ def test_smollm2_follows_schemas_and_calls_tools(client: openai.OpenAI, smollm2:
 
 
 @pytest.mark.slow
-def test_smollm2_tells_logprobs_and_repeats_seeds(client: openai.OpenAI, smollm2: str) -> None:
+def test_smollm2_returns_logprobs_and_repeats_seeds(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "messages": ASKED, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
     first = client.chat.completions.create(**asked, seed=5, n=2, temperature=1.0)
     again = client.chat.completions.create(**asked, seed=5, n=2, temperature=1.0)

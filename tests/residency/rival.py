@@ -16,7 +16,7 @@ from allm.models.v1 import residency_service_pb2_grpc
 
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.host_memory import HostMemory, ProcessMemory
@@ -53,7 +53,7 @@ class Toy:
         await self._worker.close(ask=lambda: self._worker.send(Stop()))
 
 
-async def load(descriptor: ModelDescriptor, _runtime: Runtime) -> Toy:
+async def load(descriptor: ModelDescriptor, _runtime: RuntimeSpec) -> Toy:
     worker: WorkerProcess[FromToy] = await WorkerProcess.start("tests.worker.toy_worker", FromToy, "toy", {})
     worker.send(Say("ready"))
     await worker.receive()

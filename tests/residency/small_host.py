@@ -17,7 +17,7 @@ from allm.models.v1 import residency_service_pb2_grpc
 
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
@@ -54,7 +54,7 @@ def model(model_id: str, generation: int = 1) -> ModelDescriptor:
     )
 
 
-def needed(descriptor: ModelDescriptor, _runtime: Runtime) -> MemoryEstimate:
+def needed(descriptor: ModelDescriptor, _runtime: RuntimeSpec) -> MemoryEstimate:
     """Reads the estimate from the model's name, in MiB; the number after a `+` is for a GPU."""
     host, _, device = descriptor.id.partition("-")[2].partition("+")
     devices = {HOST: int(host) * MIB} | ({"cuda:0": int(device) * MIB} if device else {})
@@ -173,7 +173,7 @@ class Service:
         await self.monitor.look()
         await self.monitor.act()
 
-    async def _load(self, descriptor: ModelDescriptor, _runtime: Runtime) -> Loaded:
+    async def _load(self, descriptor: ModelDescriptor, _runtime: RuntimeSpec) -> Loaded:
         self.begun.append(descriptor.id)
         await self.gate.wait()
         if self.failures:

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from services.errors import AllmError, Internal, ModelInvalid, ModelNotReady
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
 from services.residency.memory.reservation import ResidentKey, resident_key
@@ -66,7 +66,7 @@ class Loader:
         self.made: list[Loaded] = []
         self.cancelled = 0
 
-    async def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Loaded:
+    async def __call__(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> Loaded:
         assert runtime is RUNTIME
         self.begun.append(descriptor.id)
         try:
@@ -101,7 +101,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_many_who_ask_at_the_same_time_load_once(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_concurrent_requests_load_once(manager: ModelManager[Loaded], loader: Loader) -> None:
     asking = [asyncio.create_task(use(manager)) for _ in range(10)]
     await turns()
     assert loader.begun == ["m"]
@@ -138,7 +138,7 @@ async def test_failed_load_is_reported_to_all_and_retried(manager: ModelManager[
     assert loader.begun == ["m", "m"]
 
 
-async def test_after_a_failed_load_many_who_ask_again_load_once(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_after_a_failed_load_concurrent_retries_load_once(manager: ModelManager[Loaded], loader: Loader) -> None:
     loader.failure = ModelInvalid("broken")
     loader.gate.set()
     with pytest.raises(ModelInvalid):
@@ -160,7 +160,7 @@ async def test_a_dead_resident_is_closed_and_replaced_once(manager: ModelManager
     assert len(loader.made) == 2
 
 
-async def test_one_who_gives_up_waiting_does_not_stop_the_load_for_the_others(
+async def test_a_cancelled_wait_does_not_stop_the_load_for_others(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
     impatient, patient = asyncio.create_task(use(manager)), asyncio.create_task(use(manager))
@@ -173,7 +173,7 @@ async def test_one_who_gives_up_waiting_does_not_stop_the_load_for_the_others(
     assert (len(loader.begun), loader.cancelled) == (1, 0)
 
 
-async def test_a_load_goes_on_for_those_to_come_when_all_gave_up(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_a_load_continues_when_all_waiting_callers_left(manager: ModelManager[Loaded], loader: Loader) -> None:
     asking = [asyncio.create_task(use(manager)) for _ in range(2)]
     await turns()
     for task in asking:
@@ -255,9 +255,7 @@ async def test_retired_generation_lives_until_its_last_lease_ends(
     assert first.closed == 1
 
 
-async def test_a_waiting_caller_who_gave_up_does_not_keep_a_model_from_being_retired(
-    manager: ModelManager[Loaded], loader: Loader
-) -> None:
+async def test_a_cancelled_wait_does_not_delay_retirement(manager: ModelManager[Loaded], loader: Loader) -> None:
     asking = asyncio.create_task(use(manager))
     await turns()
     retiring = asyncio.create_task(manager.retire("m"))
@@ -485,7 +483,7 @@ async def test_request_for_a_model_being_evicted_waits_for_its_memory(
     assert loader.begun == ["m", "m"]
 
 
-async def test_a_model_that_fails_again_and_again_is_left_alone_until_it_is_forgiven(
+async def test_a_model_that_keeps_failing_is_not_loaded_until_reset(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
     loader.gate.set()
@@ -501,7 +499,7 @@ async def test_a_model_that_fails_again_and_again_is_left_alone_until_it_is_forg
     assert await use(manager) is loader.made[0]
 
 
-async def test_loading_ahead_is_no_use_that_clears_a_worker_of_its_deaths(
+async def test_preloading_does_not_reset_the_count_of_worker_deaths(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
     loader.gate.set()

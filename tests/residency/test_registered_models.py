@@ -107,7 +107,7 @@ async def test_catalog_entries_of_others(
     assert await as_caller(("x",), lambda: models.find("x")) == type(problem).__name__
 
 
-async def test_one_that_has_just_been_registered(store: ModelStore, models: RegisteredModels) -> None:
+async def test_a_model_that_was_just_registered(store: ModelStore, models: RegisteredModels) -> None:
     async def ask(_: str) -> None:
         store.put(stored("new", "newest"))
 

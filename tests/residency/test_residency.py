@@ -85,7 +85,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Rival, Rival]]:
         yield running
 
 
-def test_both_load_at_the_same_moment_and_use_it_only_one_gets_it(pair: tuple[Rival, Rival]) -> None:
+def test_of_two_concurrent_busy_loads_one_is_admitted(pair: tuple[Rival, Rival]) -> None:
     text, image = pair
     text.say("hold text-600")
     image.say("hold image-600")
@@ -97,7 +97,7 @@ def test_both_load_at_the_same_moment_and_use_it_only_one_gets_it(pair: tuple[Ri
     assert len(text.workers() + image.workers()) == 2
 
 
-def test_both_load_at_the_same_moment_one_has_the_other_go(tmp_path: Path) -> None:
+def test_of_two_concurrent_loads_one_evicts_the_other(tmp_path: Path) -> None:
     with rivals(tmp_path, patience=SECONDS) as (text, image):
         for _ in range(3):
             text.say("use text-600")
@@ -120,7 +120,7 @@ def test_memory_of_a_killed_service_is_free(pair: tuple[Rival, Rival]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def test_stopped_neighbour_delays_loads_only_briefly(pair: tuple[Rival, Rival]) -> None:
+def test_a_stopped_peer_delays_loads_only_briefly(pair: tuple[Rival, Rival]) -> None:
     """It keeps its memory: loads that need that memory are refused, the others are served."""
     text, image = pair
     assert image.ask("use image-600") == "used"

@@ -21,7 +21,7 @@ from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
-from services.residency.memory.readings import Snapshot
+from services.residency.memory.readings import MemorySnapshot
 from services.residency.memory.reservation import Reservation, ResidentKey
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
@@ -42,7 +42,7 @@ ROW = Reservation(
     pinned=True,
     last_used=1700000000.25,
 )
-SNAPSHOT = Snapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
+SNAPSHOT = MemorySnapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
 
 
 class Scripted(Residency):
@@ -62,7 +62,7 @@ class Scripted(Residency):
         self.ended += 1
         return self.freed
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MemorySnapshot:
         return self.now
 
 
@@ -94,14 +94,14 @@ async def test_lone_shard_is_reported(tmp_path: Path) -> None:
         assert await ask_to_release(replace(ROW, address=address), 10.0) is None
 
 
-async def test_one_that_held_nothing_is_released_all_the_same(tmp_path: Path) -> None:
+async def test_a_model_without_memory_is_released_as_well(tmp_path: Path) -> None:
     residents = Scripted()
     residents.freed = 0
     async with serving(tmp_path, residents) as (address, _):
         assert await ask_to_release(replace(ROW, address=address), 10.0) == 0
 
 
-async def test_a_neighbour_that_does_not_answer_is_passed_over_and_ends_what_it_began(tmp_path: Path) -> None:
+async def test_a_silent_peer_is_skipped_and_completes_its_eviction(tmp_path: Path) -> None:
     residents = Scripted()
     residents.may_end.clear()
     async with serving(tmp_path, residents) as (address, _):
@@ -114,11 +114,11 @@ async def test_a_neighbour_that_does_not_answer_is_passed_over_and_ends_what_it_
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/at/all.sock", "127.0.0.1:1", "no address"])
-async def test_a_neighbour_that_is_not_there_is_passed_over(address: str) -> None:
+async def test_an_absent_peer_is_skipped(address: str) -> None:
     assert await ask_to_release(replace(ROW, address=address), seconds=5.0) is None
 
 
-async def test_a_neighbour_of_another_kind_is_passed_over(tmp_path: Path) -> None:
+async def test_a_peer_of_another_kind_is_skipped(tmp_path: Path) -> None:
     server = grpc.aio.server()
     server.add_insecure_port(f"unix:{tmp_path}/other.sock")
     await server.start()
@@ -143,9 +143,7 @@ async def test_release_without_a_model_is_refused(tmp_path: Path, given: dict[st
     assert residents.asked == []
 
 
-async def test_with_keys_only_neighbours_and_operators_are_listened_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_keys_only_peers_and_operators_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Call, "authenticator", Authenticator(PUBLIC))
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
@@ -164,7 +162,7 @@ async def test_with_keys_only_neighbours_and_operators_are_listened_to(
             assert await stub.GetResidency(pb.GetResidencyRequest(), metadata=who)
 
 
-async def test_it_tells_memory_and_models(tmp_path: Path) -> None:
+async def test_the_watch_reports_memory_and_models(tmp_path: Path) -> None:
     residents = Scripted()
     older = replace(
         ROW, id="2", key=ResidentKey("older", 1, "toy"), last_used=1.0, loading=True, busy=True, pinned=False
@@ -184,7 +182,7 @@ async def test_it_tells_memory_and_models(tmp_path: Path) -> None:
     assert model.last_used_time.ToMilliseconds() == 1700000000250
 
 
-async def test_a_watch_tells_every_change_and_ends_with_the_service(
+async def test_a_watch_reports_every_change_and_ends_with_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residency_servicer, "WATCH_SECONDS", 0.01)

@@ -231,7 +231,7 @@ async def test_a_facade_error_is_openais_object_for_the_gateway(stack: Stack) ->
     assert found.code.WhichOneof("kind") == "null_value"
 
 
-async def test_a_facade_error_prints_null_where_there_is_no_parameter(stack: Stack) -> None:
+async def test_a_facade_error_prints_null_without_a_parameter(stack: Stack) -> None:
     stack.fail(Overloaded("busy", retry_after=7))
     _, error = await stack.rest_error()
     found = openai_error(error)
@@ -316,7 +316,7 @@ async def test_an_error_after_the_first_message_goes_in_band_to_rest_callers(sta
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_an_unexpected_exception_in_band_tells_no_details_either(stack: Stack) -> None:
+async def test_an_unexpected_in_band_exception_hides_its_details(stack: Stack) -> None:
     async def script(call: Call) -> None:
         await call.send(sse.body([sse.data("one")]))
         raise RuntimeError("private detail")
@@ -597,7 +597,9 @@ async def test_a_header_that_is_no_number_of_seconds_is_refused_by_name(stack: S
 
 
 @pytest.mark.parametrize("kind", ["rest", "chat"])
-async def test_a_caller_who_reads_nothing_is_left(stack: Stack, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_who_reads_nothing_is_disconnected(
+    stack: Stack, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Call, "slow_client_seconds", 0.2)
     monkeypatch.setattr(call_module, "IN_BAND_SECONDS", 0.1)
     sent, ended = [0], asyncio.Event()

@@ -27,7 +27,7 @@ async def test_cancelled_requests_are_reported_to_it(itself: bool) -> None:
     work.cancel()
 
 
-def test_there_is_no_task_outside_of_them() -> None:
+def test_outside_a_call_there_is_no_task() -> None:
     with pytest.raises(RuntimeError):
         is_cancelled()
 

@@ -21,7 +21,7 @@ from tests.ports import free_port
 from tests.rpc.test_server import Service, failed_start, last_sentence, running
 
 
-async def test_each_probe_tells_its_own() -> None:
+async def test_each_probe_reports_its_own_state() -> None:
     port = free_port()
     async with Probes(f"127.0.0.1:{port}") as probes:
 
@@ -50,7 +50,7 @@ def test_missing_listener_is_reported(listen: str, reported: str) -> None:
         ask(listen, READINESS)
 
 
-def test_the_exit_status_tells_it_all(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_status_reports_the_result(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["health"]) == 2
     monkeypatch.setenv("ALLM_HEALTH_LISTEN", f"127.0.0.1:{free_port()}")
     assert main([READINESS]) == 1

@@ -22,7 +22,7 @@ def test_one_key_alone_may_use_all() -> None:
         pass
 
 
-def test_a_key_below_its_share_gets_in_beside_one_that_uses_all() -> None:
+def test_a_key_below_its_share_is_admitted_although_another_uses_all() -> None:
     bodies = Shares(100)
     with bodies.hold(EVE, 100), bodies.hold(BOB, 50):
         with pytest.raises(Overloaded):

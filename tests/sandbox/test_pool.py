@@ -13,7 +13,7 @@ import pytest
 
 from services.errors import Internal, Overloaded
 from services.sandbox import pool as pool_module
-from services.sandbox.pool import TRIES, ProcessPool, Turns
+from services.sandbox.pool import TRIES, FairQueue, ProcessPool
 from services.sandbox.process import ConfinedProcess
 from tests.sandbox.toy_child import Do, Done, FromToy, Unreadable, started
 
@@ -119,7 +119,7 @@ class Orders:
     """Orders of several clients for one place; each holds it until `finish`."""
 
     def __init__(self, queue: int) -> None:
-        self.turns = Turns(1, queue, lambda waiting: f"{waiting} wait")
+        self.turns = FairQueue(1, queue, lambda waiting: f"{waiting} wait")
         self.begun: list[str] = []
         self._end = asyncio.Semaphore(0)
 
@@ -153,7 +153,7 @@ async def test_a_client_with_many_orders_delays_another_by_one() -> None:
     assert not orders.turns.full
 
 
-async def test_a_full_queue_refuses_the_latest_order_of_whoever_holds_most_of_it() -> None:
+async def test_a_full_queue_refuses_the_latest_order_of_its_heaviest_client() -> None:
     orders = Orders(queue=3)
     first, *waiting = [await orders.order("greedy") for _ in range(4)]
     with pytest.raises(Overloaded, match="3 wait"):
@@ -168,7 +168,7 @@ async def test_a_full_queue_refuses_the_latest_order_of_whoever_holds_most_of_it
     assert orders.begun == ["greedy", "other", "greedy", "greedy"]
 
 
-async def test_who_gives_up_loses_no_place() -> None:
+async def test_a_cancelled_wait_loses_no_place() -> None:
     orders = Orders(queue=9)
     tasks = [await orders.order(client) for client in ("a", "b", "c")]
     tasks[1].cancel()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.errors import Internal, Unsupported
-from services.sandbox.child import Refused
+from services.sandbox.child import OrderRefused
 from services.sandbox.process import ConfinedGone, ConfinedProcess
 from tests.sandbox.toy_child import PROGRAM, UNUSABLE, Do, Done, FromToy, Unreadable, started
 
@@ -29,13 +29,13 @@ async def test_it_answers_refuses_and_goes_on() -> None:
     async with toy() as process:
         for action, answer in (
             ("echo", Done(process.pid)),
-            ("refuse", Refused("no", "action")),
-            ("fill", Refused("too large")),
+            ("refuse", OrderRefused("no", "action")),
+            ("fill", OrderRefused("too large")),
             ("echo", Done(process.pid)),
         ):
             assert await process.begin(Do(action), SECONDS)
             assert not process.reusable
-            assert await process.answer(Done, Refused) == answer
+            assert await process.answer(Done, OrderRefused) == answer
             assert process.reusable
 
 
@@ -57,7 +57,7 @@ async def test_a_process_that_ends_before_it_begins_is_no_fault_of_the_order() -
 async def test_an_answer_of_another_class_ends_the_use_of_the_process() -> None:
     async with toy() as process:
         assert await process.begin(Do("refuse"), SECONDS)
-        with pytest.raises(Internal, match="the toy said Refused instead of an answer"):
+        with pytest.raises(Internal, match="the toy said OrderRefused instead of an answer"):
             await process.answer(Done)
         assert not process.reusable
 

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from services.sandbox import child
-from services.sandbox.child import Begun, Ready, Refusal, Refused, Unusable
+from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
 from services.sandbox.process import ConfinedProcess, ConfinedProgram
 from services.worker.channel import BlockingChannel
 
@@ -33,7 +33,7 @@ class Done:
     pid: int
 
 
-FromToy = Ready | Unusable | Begun | Done | Refused
+FromToy = ChildReady | Unusable | Begun | Done | OrderRefused
 PROGRAM = ConfinedProgram(module="tests.sandbox.toy_child", messages=FromToy, name="toy", kind="the toy")
 
 
@@ -42,8 +42,8 @@ async def started() -> ConfinedProcess[FromToy]:
     return await ConfinedProcess.start(PROGRAM)
 
 
-def _prepare(_: BlockingChannel[Do]) -> child.Work:
-    return child.Work(memory_bytes=64 * 2**20, cpu_seconds=lambda _: 0.0, answer=_answer, no_memory="too large")
+def _prepare(_: BlockingChannel[Do]) -> child.ChildWork:
+    return child.ChildWork(memory_bytes=64 * 2**20, cpu_seconds=lambda _: 0.0, answer=_answer, no_memory="too large")
 
 
 def _answer(order: Do) -> Done:

@@ -303,7 +303,7 @@ def test_an_empty_variable_counts_as_unset(value: str) -> None:
     assert load_settings(dict.fromkeys(environ.asked, value)) == defaults
 
 
-def test_a_wrong_value_is_refused_with_the_variables_name_and_what_is_allowed() -> None:
+def test_a_wrong_value_is_refused_with_the_variable_and_its_bounds() -> None:
     for variable, value, allowed in [
         ("ALLM_PORT", "http", "a whole number from 0 to 65535"),
         ("ALLM_PORT", "80.0", "a whole number from 0 to 65535"),

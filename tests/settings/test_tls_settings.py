@@ -43,14 +43,14 @@ def test_each_way_by_itself_or_both(files: dict[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("variable", [*EDGE, *SERVICE])
-def test_half_of_a_set_is_refused_by_the_name_of_what_is_missing(files: dict[str, str], variable: str) -> None:
+def test_half_of_a_set_is_refused_with_the_missing_name(files: dict[str, str], variable: str) -> None:
     del files[variable]
     with pytest.raises(SettingError, match=f"^{variable}='' .* all of them, or none"):
         read_tls(files)
 
 
 @pytest.mark.parametrize("variable", [*EDGE, *SERVICE])
-def test_a_file_that_is_not_there_is_named(files: dict[str, str], variable: str) -> None:
+def test_a_missing_file_is_named(files: dict[str, str], variable: str) -> None:
     files[variable] += "-elsewhere"
     with pytest.raises(SettingError, match=f"^{variable}=.*No such file"):
         read_tls(files)

@@ -26,7 +26,7 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
     return logging.getLogger("a.b").makeRecord("a.b", logging.INFO, "f.py", 1, message, args, None, extra=extra)
 
 
-def test_a_line_tells_when_how_bad_where_and_what() -> None:
+def test_a_line_has_time_level_logger_and_message() -> None:
     entry = line(record("hello %s", "you"))
     assert set(entry) == {"ts", "level", "logger", "msg"}
     assert (entry["level"], entry["logger"], entry["msg"]) == ("info", "a.b", "hello you")

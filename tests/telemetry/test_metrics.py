@@ -91,7 +91,7 @@ def test_figures_of_several_workers_are_summed() -> None:
     assert value("allm_requests_running", "summed") == 0
 
 
-def test_a_worker_that_has_ended_tells_nothing_any_more() -> None:
+def test_an_ended_worker_has_no_figures() -> None:
     part = ModelPart("ended")
     part.set(metrics.RUNNING, 3)
     part.close()

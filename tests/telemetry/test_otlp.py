@@ -89,7 +89,7 @@ def test_a_lone_span_waits_for_company_for_a_moment_only(exporter: Scripted) -> 
     queue.close(30)
 
 
-def test_the_end_sends_what_is_left(exporter: Scripted) -> None:
+def test_closing_sends_the_remaining_spans(exporter: Scripted) -> None:
     exporter.gate.set()
     queue = SpanQueue(exporter, seconds=LONG)
     make = provider_of(queue)
@@ -114,7 +114,7 @@ def test_full_queue_drops_and_counts(exporter: Scripted) -> None:
     assert sum(map(len, exporter.batches)) == 11
 
 
-def test_the_end_does_not_wait_longer_than_it_may(exporter: Scripted) -> None:
+def test_closing_has_a_time_limit(exporter: Scripted) -> None:
     queue = SpanQueue(exporter, seconds=0.01)
     make = provider_of(queue)
     make(1)

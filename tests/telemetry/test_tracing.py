@@ -221,7 +221,7 @@ async def test_phases_lie_one_after_the_other_below_their_call(collector: Collec
     assert (call.attributes[tracing.INPUT_TOKENS], call.attributes[tracing.OUTPUT_TOKENS]) == (7, 4)
 
 
-async def test_a_part_tells_how_it_ended(collector: Collector) -> None:
+async def test_a_part_records_its_outcome(collector: Collector) -> None:
     async def script(call: Call) -> None:
         with tracing.part("good"):
             pass
@@ -315,7 +315,7 @@ async def test_headers_and_certificates_reach_the_collector(tmp_path) -> None:
         assert collector.metadata[0]["authorization"] == "Bearer t"
 
 
-def test_a_certificate_file_that_is_not_there_is_named() -> None:
+def test_a_missing_certificate_file_is_named() -> None:
     environ = {"ALLM_OTLP_ENDPOINT": "https://localhost:1", "ALLM_OTLP_CA_FILE": "/nonexistent/ca.pem"}
     with pytest.raises(SettingError, match="ALLM_OTLP_CA_FILE"):
         tracing.start(read(TraceSettings, environ), "allm-text", "text-1")

@@ -17,8 +17,8 @@ from google.api.httpbody_pb2 import HttpBody
 from services.models.descriptor import ModelDescriptor, ModelFacts
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
-from services.models.runtimes import RUNTIMES, Runtime
-from services.models.store import ModelStore, Serving, StoredModel
+from services.models.runtimes import RUNTIMES, RuntimeSpec
+from services.models.store import ModelStore, ServedGeneration, StoredModel
 from services.residency.manager import ModelManager
 from services.settings.settings import load_settings
 from services.text.api.chat.facade import TextFacade
@@ -27,7 +27,7 @@ from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.chat import Chat
-from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Accepted, Counters, DecoderReady, Piece, Stepped, Submit
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels, TextResident
 from services.text.responses.responses import Responses
@@ -37,7 +37,7 @@ from tests.puppet_worker import PuppetWorker
 from tests.stack import MODEL
 
 PROMPT_TOKENS = 3
-READY = Ready(
+READY = DecoderReady(
     context_tokens=64,
     kv_tokens=64,
     max_sequences=64,
@@ -96,7 +96,7 @@ def registered() -> StoredModel:
     )
     descriptor = ModelDescriptor(**about, generation=1, files=(file,), primary=file)
     (runtime,) = (runtime for runtime in RUNTIMES if runtime.name == "llama_cpp")
-    return StoredModel(desired=desired, serving=Serving(descriptor=descriptor, runtime=runtime), problem=None)
+    return StoredModel(desired=desired, serving=ServedGeneration(descriptor=descriptor, runtime=runtime), problem=None)
 
 
 @dataclass
@@ -131,11 +131,11 @@ class PuppetService:
 
 
 @asynccontextmanager
-async def puppet_service(folder: Path, ready: Ready = READY, **limits: float) -> AsyncIterator[PuppetService]:
+async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: float) -> AsyncIterator[PuppetService]:
     """Runs the service on a socket in this folder; `limits` are settings of the text service."""
     settings = replace(load_settings({}).text, **limits)  # type: ignore[arg-type]
 
-    async def load(descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
+    async def load(descriptor: ModelDescriptor, runtime: RuntimeSpec) -> TextResident:
         worker: Any = service.start()
         template = TemplateProcess(MODEL, settings.queue_limit)
         model = LoadedTextModel(MODEL, descriptor.architecture, worker, ready, settings, template)

@@ -173,7 +173,7 @@ def test_several_answers_share_the_prompt(client: openai.OpenAI) -> None:
     assert again.choices[0].message.content != again.choices[1].message.content, "a seed for each"
 
 
-def test_effort_is_refused_where_there_is_none(client: openai.OpenAI) -> None:
+def test_effort_is_refused_without_support(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=QUESTION, reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"

@@ -121,7 +121,7 @@ def test_request_waiting_beyond_its_deadline_is_never_started(narrow: Stack) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * PATIENCE_SECONDS)
-def test_a_client_who_stops_reading_is_left_and_keeps_neither_place_nor_cells(narrow: Stack) -> None:
+def test_a_client_who_stops_reading_is_disconnected_and_keeps_no_cells(narrow: Stack) -> None:
     """The service buffers the answer up to its limit and cancels it a second later. The call bypasses the gateway,
     which would buffer as much again.
     """

@@ -28,6 +28,7 @@ from services.settings.settings import load_settings
 from services.text.engine.messages import (
     Accepted,
     Counters,
+    DecoderReady,
     Embed,
     Embedded,
     Encoded,
@@ -35,7 +36,6 @@ from services.text.engine.messages import (
     FromWorker,
     Hold,
     Piece,
-    Ready,
     Stepped,
     Submit,
     TokenLogprob,
@@ -43,7 +43,7 @@ from services.text.engine.messages import (
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedEncoder, LoadedTextModel
 from services.text.template_process import TemplateProcess
-from services.worker.messages import Cancel, Refused
+from services.worker.messages import Cancel, RequestRefused
 from services.worker.process import WorkerDied
 from tests.minilm import ENCODER
 from tests.operator_side import Operator
@@ -87,7 +87,7 @@ def accepting() -> PuppetWorker:
 
 
 @asynccontextmanager
-async def loaded(worker: Any, ready: Ready = READY, **limits: float) -> AsyncIterator[LoadedTextModel]:
+async def loaded(worker: Any, ready: DecoderReady = READY, **limits: float) -> AsyncIterator[LoadedTextModel]:
     settings = replace(load_settings({}).text, **limits)
     model = LoadedTextModel(MODEL, "llama", worker, ready, settings, TemplateProcess(MODEL, 1))
     try:
@@ -125,7 +125,7 @@ async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_rea
         assert sum(isinstance(message, Cancel) for message in worker.sent) == 1
 
 
-async def test_two_keys_share_a_full_queue_and_a_lone_one_fills_it() -> None:
+async def test_two_keys_share_a_full_queue_and_a_single_key_may_fill_it() -> None:
     worker = accepting()
 
     async def ask(key: str) -> Any:
@@ -394,7 +394,7 @@ async def test_refusals_reach_the_caller_and_others_go_on() -> None:
         first, second = (asyncio.create_task(model.embed("me", [text])) for text in "ab")
         for _ in range(2):
             await worker.sent.get()
-        worker.say(Refused(request=1, code="CONTEXT_LENGTH_EXCEEDED", message="too long", param="input[0]"))
+        worker.say(RequestRefused(request=1, code="CONTEXT_LENGTH_EXCEEDED", message="too long", param="input[0]"))
         worker.say(Accepted(2, 1))
         worker.vectors(2, 0)
         with pytest.raises(ContextLengthExceeded, match="too long") as caught:
@@ -403,7 +403,7 @@ async def test_refusals_reach_the_caller_and_others_go_on() -> None:
         assert unpacked((await second)[0]) == [(0, 2)]
 
 
-async def test_vectors_longer_than_the_models_are_refused_before_the_worker_hears_of_it() -> None:
+async def test_too_many_dimensions_are_refused_before_the_worker() -> None:
     worker = Scripted()
     async with loaded_encoder(worker) as model:
         with pytest.raises(InvalidRequest, match=r"'dimensions' is 3, but vectors of .* have 2") as caught:

@@ -111,7 +111,7 @@ async def test_nothing_is_compiled_where_the_model_is_not(
     assert ("TORCH_COMPILE_DISABLE" not in vllm_environ(options, tmp_path)) == compiles
 
 
-async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "python"
     made = manager(tmp_path, ALLM_VLLM_PYTHON=str(nowhere))
     with pytest.raises(Internal, match=str(nowhere)):
@@ -120,7 +120,7 @@ async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None
     await made.close()
 
 
-async def test_the_need_follows_what_is_registered(tmp_path: Path) -> None:
+async def test_the_estimate_follows_the_registration(tmp_path: Path) -> None:
     made = manager(tmp_path, ALLM_VLLM_COMPILE="off")
     need = TextMemoryEstimate(load_settings({"ALLM_HOME": str(tmp_path)}).text, made.options)
     small, large = (need(descriptor(kv_tokens=cells, context_tokens=1024), VLLM) for cells in (4096, 8192))

@@ -11,7 +11,7 @@ import pytest
 
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.gguf_header import GgufHeader, read_header
-from services.models.runtimes import RUNTIMES, Runtime
+from services.models.runtimes import RUNTIMES, RuntimeSpec
 from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
@@ -69,7 +69,7 @@ def gpt_oss(tmp_path: Path) -> ModelDescriptor:
     )
 
 
-def on_a_gpu(name: str, *, packs: bool, gpu_bytes: int = 0) -> Runtime:
+def on_a_gpu(name: str, *, packs: bool, gpu_bytes: int = 0) -> RuntimeSpec:
     """Returns a runtime on an NVIDIA GPU."""
     runtime = next(one for one in RUNTIMES if one.name == name)
     return replace(runtime, device="cuda", packs=packs, gpu_bytes=gpu_bytes)
@@ -82,7 +82,9 @@ def reckoned(model: ModelDescriptor, name: str, *, packs: bool, **environ: str) 
     return estimate(model, on_a_gpu(name, packs=packs)).devices["cuda:0"]
 
 
-async def admitted(model: ModelDescriptor, runtime: Runtime, folder: Path, used: int, **environ: str) -> Reservation:
+async def admitted(
+    model: ModelDescriptor, runtime: RuntimeSpec, folder: Path, used: int, **environ: str
+) -> Reservation:
     """Returns a model's reservation on a GPU of which `used` bytes are used, on a host of 64 GiB.
 
     Raises NeverFits or NoRoom.

@@ -165,7 +165,7 @@ def test_a_leader_that_has_lost_something_ends(start: Callable[..., Node], tmp_p
     assert f"{what} has left" in node.output()
 
 
-def test_a_leader_may_be_stopped_while_it_waits_for_the_others(start: Callable[..., Node]) -> None:
+def test_a_leader_can_be_stopped_while_it_waits(start: Callable[..., Node]) -> None:
     node = start("leader", "--ip=10.0.0.1", "--gpus=4", "--nodes=2")
     node.wait(lambda: node.started("ray_node"))
     node.process.terminate()
@@ -199,7 +199,7 @@ def test_a_worker_that_has_lost_ray_ends(start: Callable[..., Node], leader: soc
     assert "this group must be restarted" in node.output()
 
 
-def test_a_worker_may_be_stopped_before_there_is_a_leader(start: Callable[..., Node]) -> None:
+def test_a_worker_can_be_stopped_before_its_leader_starts(start: Callable[..., Node]) -> None:
     node = start("worker", "--ip=10.0.0.2", "--gpus=4", f"--leader={NOBODY}")
     node.wait(node.listens_to_signals)
     node.process.terminate()

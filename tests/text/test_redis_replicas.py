@@ -49,7 +49,7 @@ def second(shared: Shared) -> Iterator[Replica]:
     yield from replica(shared.stack, 2)
 
 
-def test_one_makes_it_the_other_reads_and_continues_it(shared: Shared, first: Replica, second: Replica) -> None:
+def test_another_replica_reads_and_continues_a_response(shared: Shared, first: Replica, second: Replica) -> None:
     made = first.create("What is the capital of France?", metadata={"a": "b"})
     assert second.get(made.id) == made
     there = second.create("And of Spain?", previous_response_id=made.id)
@@ -61,7 +61,7 @@ def test_one_makes_it_the_other_reads_and_continues_it(shared: Shared, first: Re
     assert not (shared.stack.home / "responses.db").exists()
 
 
-def test_one_runs_it_the_other_cancels_it(first: Replica, second: Replica) -> None:
+def test_another_replica_cancels_a_response(first: Replica, second: Replica) -> None:
     queued = long(first)
     wait_until(lambda: second.get(queued.id).status == response_pb2.RESPONSE_STATUS_IN_PROGRESS)
     assert second.cancel(queued.id).status == response_pb2.RESPONSE_STATUS_CANCELLED

@@ -44,7 +44,7 @@ def second(two: Stack) -> Iterator[Replica]:
     yield from replica(two, 2)
 
 
-def test_one_makes_it_the_other_reads_and_continues_it(first: Replica, second: Replica) -> None:
+def test_another_replica_reads_and_continues_a_response(first: Replica, second: Replica) -> None:
     asking = {"metadata": {"a": "b"}, "instructions": "Be brief.", "prompt_cache_key": "session"}
     made = first.create("What is the capital of France?", **asking)
     assert "Paris" in text_of(made)
@@ -63,7 +63,7 @@ def test_one_makes_it_the_other_reads_and_continues_it(first: Replica, second: R
     assert reason_of(caught.value) == (grpc.StatusCode.NOT_FOUND, "INVALID_REQUEST", "id")
 
 
-def test_one_runs_it_the_other_cancels_it(first: Replica, second: Replica) -> None:
+def test_another_replica_cancels_a_response(first: Replica, second: Replica) -> None:
     queued = long(first)
     assert queued.status == response_pb2.RESPONSE_STATUS_QUEUED
     wait_until(lambda: second.get(queued.id).status == response_pb2.RESPONSE_STATUS_IN_PROGRESS)
@@ -83,7 +83,7 @@ def test_it_survives_its_caller(two: Stack, second: Replica) -> None:
     assert "Paris" in text_of(response)
 
 
-def test_it_belongs_to_who_asked_for_it(first: Replica, second: Replica) -> None:
+def test_a_response_belongs_to_its_caller(first: Replica, second: Replica) -> None:
     made = first.create("Hi", {"max_tokens": 2})
     bob = second.as_client("bob")
     requests = {

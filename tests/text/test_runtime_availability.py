@@ -16,7 +16,7 @@ from services.models.runtimes import (
     VLLM_DECODERS,
     VLLM_MISSING,
     VLLM_QUANTIZATIONS,
-    Runtime,
+    RuntimeSpec,
 )
 from services.text import runtime_availability as builds
 from services.text.runtime_availability import (
@@ -31,7 +31,7 @@ from services.worker.devices import FoundDevice, RuntimeDevices
 SECONDS = 60.0  # time for an interpreter's start on a busy machine
 
 
-def vllm(python: str, seconds: float = SECONDS) -> Runtime:
+def vllm(python: str, seconds: float = SECONDS) -> RuntimeSpec:
     runtimes = text_runtimes(python, seconds)
     assert [runtime.name for runtime in runtimes] == [runtime.name for runtime in RUNTIMES]
     assert [runtime for runtime in runtimes if runtime.name != "vllm"] == [
@@ -53,11 +53,11 @@ def interpreter(path: Path, *packages: str, body: str = "") -> str:
     return str(script)
 
 
-def test_one_that_has_both_is_as_good_as_our_own(tmp_path: Path) -> None:
+def test_an_interpreter_with_both_packages_is_usable(tmp_path: Path) -> None:
     assert vllm(interpreter(tmp_path, "vllm", "services")).missing == ""
 
 
-def test_another_one_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_lacks_a_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a worker imports from the service's working directory, and so does the check
     bare = interpreter(tmp_path / "bare", "services")
     assert vllm(bare).missing.startswith(f"{bare} (ALLM_VLLM_PYTHON) has no vLLM: ")
@@ -71,7 +71,7 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
     assert "has no vLLM" in vllm(interpreter(tmp_path / "bare", "services")).missing
 
 
-def test_what_is_no_interpreter_is_reported(tmp_path: Path) -> None:
+def test_an_invalid_interpreter_is_reported(tmp_path: Path) -> None:
     assert "cannot be started: No such file or directory" in vllm(str(tmp_path / "python")).missing
     broken = interpreter(tmp_path, body="#!/bin/sh\nexit 3\n")
     assert "ended with exit code 3" in vllm(broken).missing
@@ -85,7 +85,7 @@ def test_what_is_no_interpreter_is_reported(tmp_path: Path) -> None:
 def test_on_a_cpu_fewer_models_run(tmp_path: Path) -> None:
     runtimes = text_runtimes(interpreter(tmp_path, "vllm", "services"), SECONDS)
 
-    def on(device: str) -> Runtime:
+    def on(device: str) -> RuntimeSpec:
         registry = with_vllm_here(EngineRegistry(device, forced=True, runtimes=runtimes))
         assert (registry.device, registry.forced) == (device, True)
         return next(one for one in registry.runtimes if one.name == "vllm")

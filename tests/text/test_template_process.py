@@ -126,7 +126,7 @@ async def test_no_more_wait_than_are_allowed() -> None:
     assert all(isinstance(answer, Overloaded) for answer in answers if not isinstance(answer, str))
 
 
-async def test_who_waits_while_the_model_ends_is_asked_to_retry() -> None:
+async def test_a_caller_waiting_while_the_model_ends_is_asked_to_retry() -> None:
     async with prepared("fine") as template:
         asked = [asyncio.create_task(template.render(TURNS)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_who_waits_while_the_model_ends_is_asked_to_retry() -> None:
                 await each
 
 
-async def test_who_gives_up_while_the_model_ends_gets_no_answer() -> None:
+async def test_a_caller_leaving_while_the_model_ends_gets_no_answer() -> None:
     async with prepared("fine") as template:
         asked = asyncio.create_task(template.render(TURNS))
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from services.settings.settings import load_settings
 from services.telemetry import metrics
-from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Accepted, Counters, DecoderReady, Piece, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
 from services.text.template_process import TemplateProcess
@@ -33,7 +33,7 @@ def puppet() -> PuppetWorker:
 @asynccontextmanager
 async def served(worker: Any) -> AsyncIterator[LoadedTextModel]:
     plain = {"vocabulary": 64, "chat_template": "", "bos": "", "eos": "", "add_bos": False}
-    ready = Ready(context_tokens=64, kv_tokens=128, max_sequences=4, **plain)  # type: ignore[arg-type]
+    ready = DecoderReady(context_tokens=64, kv_tokens=128, max_sequences=4, **plain)  # type: ignore[arg-type]
     model = LoadedTextModel(MODEL, "llama", worker, ready, load_settings({}).text, TemplateProcess(MODEL, 1))
     async with asyncio.timeout(PATIENCE_SECONDS):
         try:
@@ -111,7 +111,7 @@ async def test_an_answer_that_ends_well() -> None:
     assert (value("allm_kv_cells_capacity"), value("allm_kv_cells_cached")) == (0, 0), "the worker is gone"
 
 
-async def test_an_answer_that_is_given_up_counts_what_was_computed_but_has_no_length() -> None:
+async def test_an_abandoned_answer_counts_its_tokens_but_no_length() -> None:
     before, worker = counts(), puppet()
     async with served(worker) as model, model.generate("me", "Hello.", SamplingParams()) as answer:
         worker.say(step(1, Piece(1, "a", None, 1, 0)), step(2, Piece(1, "b", None, 2, 0)))

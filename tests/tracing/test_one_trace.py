@@ -210,7 +210,7 @@ def test_a_secret_in_a_query_stays_out(stack: Stack, collector: Collector) -> No
     check_silent(collector.trace(request_id, rpc, f"GET /{rpc}", "catalog"), SECRET)
 
 
-def test_a_program_on_this_machine_may_say_which_trace_it_belongs_to(stack: Stack, collector: Collector) -> None:
+def test_a_local_program_can_set_its_trace(stack: Stack, collector: Collector) -> None:
     request = urllib.request.Request(f"{stack.base_url}/models", headers={"traceparent": PARENT})
     with urllib.request.urlopen(request, timeout=SECONDS) as reply:
         request_id = reply.headers["x-request-id"]

@@ -8,7 +8,7 @@ import pytest
 from allm.text.v1 import chat_pb2
 
 from services.cli.verify.sameness import difference, first_difference
-from services.cli.verify.subject import TIE, Answer, Scored
+from services.cli.verify.subject import TIE, Scored, SubjectAnswer
 
 STOP, LENGTH = chat_pb2.FINISH_REASON_STOP, chat_pb2.FINISH_REASON_LENGTH
 
@@ -18,8 +18,8 @@ def token(name: str, *, gap: float = 5.0, logprob: float = -0.1) -> Scored:
     return Scored(name.encode(), logprob, ((name.encode(), logprob), (b"~", logprob - gap)))
 
 
-def answer(*tokens: Scored, finish: chat_pb2.FinishReason.ValueType = LENGTH) -> Answer:
-    return Answer(text=b"".join(each.token for each in tokens).decode(), tokens=list(tokens), finish=finish)
+def answer(*tokens: Scored, finish: chat_pb2.FinishReason.ValueType = LENGTH) -> SubjectAnswer:
+    return SubjectAnswer(text=b"".join(each.token for each in tokens).decode(), tokens=list(tokens), finish=finish)
 
 
 def test_equal_answers() -> None:

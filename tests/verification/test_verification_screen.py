@@ -7,11 +7,11 @@ import io
 from rich.console import Console
 
 from services.cli.models.page import Page
-from services.cli.verify.check import Outcome
+from services.cli.verify.check import CheckOutcome
 from services.cli.verify.suite import CHECKS, CheckScreen, show_outcomes
 
-PASSED = Outcome(name="load", verdict="passed", compared="this with that", seen="all is well", seconds=1.25)
-FAILED = Outcome(
+PASSED = CheckOutcome(name="load", verdict="passed", compared="this with that", seen="all is well", seconds=1.25)
+FAILED = CheckOutcome(
     name="batch", verdict="failed", compared="one with eight", seen="they part", likely="masks", seconds=2.0
 )
 
@@ -31,7 +31,7 @@ def test_a_bar_names_the_check_that_runs_on_a_terminal() -> None:
     assert "passed" not in file.getvalue()
 
 
-def test_elsewhere_there_is_a_line_for_each() -> None:
+def test_without_a_terminal_each_check_has_a_line() -> None:
     shown, file = console(terminal=False)
     with CheckScreen("m", len(CHECKS), shown) as screen:
         screen.begun(0, CHECKS[0])

@@ -11,7 +11,7 @@ from services.worker.loop import STEP_SECONDS, Pace, Turns
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(1.0, 16), (10.0, 32), (100.0, 256), (409.0, 1024), (5000.0, 2048)])
-def test_steps_come_to_take_their_time(rate: float, limit: int) -> None:
+def test_the_pace_approaches_the_target_time(rate: float, limit: int) -> None:
     """`rate`: the work that the machine does per second."""
     pace = Pace(16, 2048)
     for _ in range(9):
@@ -20,7 +20,7 @@ def test_steps_come_to_take_their_time(rate: float, limit: int) -> None:
     assert limit in (16, 2048) or limit / rate <= STEP_SECONDS
 
 
-def test_one_step_that_was_too_long_is_enough() -> None:
+def test_one_long_step_lowers_the_limit() -> None:
     pace = Pace(16, 2048, start=2048)
     pace.took(2048, 400.0)
     assert pace.limit == 16
@@ -82,7 +82,7 @@ def test_requests_without_a_turn_are_next_oldest_first() -> None:
     assert turns.next([*old, One(4, "d"), One(3, "c")]) == One(3, "c")
 
 
-def test_nothing_is_kept_of_those_who_are_gone() -> None:
+def test_ended_clients_leave_no_state() -> None:
     turns = Turns()
     first, second, other = One(1, "a"), One(2, "a"), One(3, "b")
     turns.next([first])

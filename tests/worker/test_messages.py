@@ -8,7 +8,7 @@ from services.worker.messages import is_out_of_memory
 from tests.case import case
 
 
-def test_want_of_memory_is_known_by_its_words() -> None:
+def test_out_of_memory_is_recognised_by_its_message() -> None:
     for error in [
         MemoryError(),
         RuntimeError("mkl_malloc: failed to allocate memory"),
@@ -22,5 +22,5 @@ def test_want_of_memory_is_known_by_its_words() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("memory layout"), KeyError("allocator")])
-def test_other_faults_are_not(error: Exception) -> None:
+def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
     assert not is_out_of_memory(error)

@@ -17,7 +17,7 @@ from services.errors import Internal, InvalidRequest, ModelNotReady, Overloaded,
 from services.rpc.deadline import Deadline, keep_deadline
 from services.telemetry import logs, tracing
 from services.telemetry.figures import EVENTS
-from services.worker.messages import Cancel, Phase, Refused, Stop
+from services.worker.messages import Cancel, Phase, RequestRefused, Stop
 from services.worker.model_in_worker import RETRY_SECONDS, ModelInWorker
 from services.worker.request_queue import LONGEST_RETRY_SECONDS, MARGIN, Pending, RequestLimits
 from tests.puppet_worker import PuppetWorker
@@ -136,7 +136,7 @@ async def test_a_refusal_ends_its_request_alone() -> None:
     worker = Scripted()
     async with running(worker) as model:
         with model.ask() as first, model.ask() as second:
-            worker.say(Refused(request=1, code="INVALID_REQUEST", message="no", param="what"))
+            worker.say(RequestRefused(request=1, code="INVALID_REQUEST", message="no", param="what"))
             worker.say(Answered(2))
             with pytest.raises(InvalidRequest) as caught:
                 await first.answer()
@@ -181,7 +181,7 @@ async def test_a_worker_takes_no_more_as_soon_as_its_end_can_be_seen() -> None:
     assert worker.sent == [Stop()]
 
 
-async def test_requests_of_a_worker_that_ended_hear_how_though_it_is_replaced_at_once() -> None:
+async def test_requests_of_a_dead_worker_get_its_error_although_it_is_replaced() -> None:
     worker = Scripted()
     model = Model(MODEL, worker, RequestLimits(running=1, queue=1, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
     with model.ask() as question:
@@ -254,7 +254,7 @@ async def test_refusals_do_not_hide_that_nothing_is_done(code: str) -> None:
         with model.ask() as question:
             while not worker.killed:
                 with contextlib.suppress(InvalidRequest, ModelNotReady, Timeout), model.ask() as other:
-                    worker.say(Refused(request=model.last, code=code, message="no"))
+                    worker.say(RequestRefused(request=model.last, code=code, message="no"))
                     await other.answer()
             with pytest.raises(Timeout, match="no progress"):
                 await question.answer()
@@ -340,7 +340,7 @@ async def test_so_it_does_where_the_worker_has_noticed_first(due: Callable[[floa
     async with running(worker) as model:
         due(500)
         with model.ask() as question:
-            worker.say(Refused(request=1, code="TIMEOUT", message="late"))
+            worker.say(RequestRefused(request=1, code="TIMEOUT", message="late"))
             with pytest.raises(Timeout, match="long enough"):
                 await question.answer()
 
@@ -385,7 +385,7 @@ async def test_retry_after_is_the_time_until_half_of_the_requests_end(
             with pytest.raises(Overloaded) as caught, model.ask():
                 pass
             assert caught.value.retry_after == 4 * 2.5
-            worker.say(Refused(request=model.last, code="OVERLOADED", message="too many tokens"))
+            worker.say(RequestRefused(request=model.last, code="OVERLOADED", message="too many tokens"))
             last = model._requests[model.last]
             with pytest.raises(Overloaded) as caught:
                 await last.answer()
@@ -447,7 +447,7 @@ async def test_however_a_request_ends_it_is_no_longer_counted(end: str) -> None:
                 assert reported("running") == 1
                 match end:
                     case "refused":
-                        worker.say(Refused(request=1, code="INVALID_REQUEST", message="no"))
+                        worker.say(RequestRefused(request=1, code="INVALID_REQUEST", message="no"))
                         model._set_gauges(0, 0)  # with the worker's next step
                     case "cancelled":
                         model._set_gauges(0, 0)
@@ -509,7 +509,7 @@ async def test_the_phases_of_a_request_become_spans_of_its_call(monkeypatch: pyt
         with model.ask():
             pass
         with pytest.raises(InvalidRequest), model.ask() as question:
-            worker.say(Refused(request=3, code="INVALID_REQUEST", message="no"))
+            worker.say(RequestRefused(request=3, code="INVALID_REQUEST", message="no"))
             await question.answer()
     assert recorded == [
         (["queue", "prefill"], True, ""),

@@ -19,7 +19,7 @@ import pytest
 from services.errors import AllmError, Internal, ModelInvalid, Timeout
 from services.telemetry import logs
 from services.worker.channel import pack
-from services.worker.messages import Failed, Loading
+from services.worker.messages import LoadFailed, Loading
 from services.worker.process import (
     WorkerDied,
     WorkerProcess,
@@ -293,7 +293,7 @@ async def test_children_of_a_hung_worker_end_with_it(worker: Toy) -> None:
             await asyncio.sleep(0.01)
 
 
-FromStarted = Echo | Failed | Loading | Log
+FromStarted = Echo | LoadFailed | Loading | Log
 Adopted = tuple[WorkerProcess[FromStarted], Echo]
 
 
@@ -348,7 +348,7 @@ async def test_progress_is_not_the_end_of_loading() -> None:
 
 
 async def test_unloadable_model_is_reported_with_the_workers_message() -> None:
-    error = await failure(worker_start(Garbage(pack(Failed("MODEL_INVALID", "it is broken")))))
+    error = await failure(worker_start(Garbage(pack(LoadFailed("MODEL_INVALID", "it is broken")))))
     assert isinstance(error, ModelInvalid)
     assert error.message == "it is broken"
 

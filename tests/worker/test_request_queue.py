@@ -24,7 +24,7 @@ def ends(rate: CompletionRate, clock: list[float], times: int, seconds: float, r
         rate.count(requests)
 
 
-def test_nothing_is_known_before_some_have_ended(clock: list[float]) -> None:
+def test_no_rate_before_some_requests_have_ended(clock: list[float]) -> None:
     rate = CompletionRate(concurrency=2)
     rate.count(5)
     ends(rate, clock, 2, 1.0)
@@ -33,7 +33,7 @@ def test_nothing_is_known_before_some_have_ended(clock: list[float]) -> None:
     assert rate.seconds_for(1) == pytest.approx(1.0)
 
 
-def test_it_is_the_rate_of_now(clock: list[float]) -> None:
+def test_the_rate_is_the_current_one(clock: list[float]) -> None:
     rate = CompletionRate(concurrency=2)
     rate.count(5)
     ends(rate, clock, KEPT, 10.0)

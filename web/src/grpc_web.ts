@@ -147,11 +147,11 @@ function trailers(body: Uint8Array): Map<string, string> {
 }
 
 /** Raises the failure of a status other than OK. */
-function check(told: { get(name: string): string | null | undefined }, requestId: string): void {
-  const status = Number(told.get("grpc-status") ?? 0);
+function check(metadata: { get(name: string): string | null | undefined }, requestId: string): void {
+  const status = Number(metadata.get("grpc-status") ?? 0);
   if (status === 0) return;
-  const info = errorInfo(told.get("grpc-status-details-bin") ?? "");
-  const message = decodeURIComponent(told.get("grpc-message") ?? "");
+  const info = errorInfo(metadata.get("grpc-status-details-bin") ?? "");
+  const message = decodeURIComponent(metadata.get("grpc-message") ?? "");
   throw fromStatus(status, message, info.code, info.param, requestId);
 }
 

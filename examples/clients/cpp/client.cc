@@ -25,7 +25,7 @@ namespace text = allm::text::v1;
 
 namespace {
 
-// What a call needs besides its request: here only a deadline, without which it waits for ever. One for each call.
+// The context of one call, here with only a deadline: without one, a call may wait forever. Each call needs its own.
 class Context : public grpc::ClientContext {
  public:
   Context() { set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120)); }
@@ -35,14 +35,14 @@ void check(const grpc::Status& status) {
   if (!status.ok()) throw std::runtime_error(status.error_message());
 }
 
-// Something said by the user.
+// A message of the user.
 void add_user(google::protobuf::RepeatedPtrField<text::Item>* input, const std::string& said) {
   text::MessageItem* message = input->Add()->mutable_message();
   message->set_role(text::CHAT_ROLE_USER);
   message->add_content()->set_text(said);
 }
 
-// What the model is told of the tool.
+// The declaration of the tool, which the model reads.
 void add_get_weather(text::ResponseSettings* settings) {
   text::Tool* tool = settings->add_tools();
   tool->set_name("get_weather");
@@ -56,7 +56,7 @@ void add_get_weather(text::ResponseSettings* settings) {
   })");
 }
 
-// The tool itself: the model only asks for it, it is run here.
+// The tool itself: the model only requests a call, and this program runs it.
 std::string get_weather(const std::string& arguments_json) {
   google::protobuf::Struct arguments;
   if (!google::protobuf::util::JsonStringToMessage(arguments_json, &arguments).ok()) {
@@ -67,7 +67,7 @@ std::string get_weather(const std::string& arguments_json) {
 
 class Client {
  public:
-  // A channel keeps one connection open, for as many calls at once as you like: make one and share it.
+  // A channel keeps one connection open and carries any number of concurrent calls: create one and share it.
   Client(const std::shared_ptr<grpc::Channel>& channel, std::string model)
       : models_(models::ModelService::NewStub(channel)),
         responses_(text::ResponseService::NewStub(channel)),
@@ -123,7 +123,7 @@ class Client {
     std::cout << "\n(" << pieces << " pieces, " << text::ResponseStatus_Name(ended) << ")\n";
   }
 
-  // Has the model call a tool, runs it, and has the model answer with what it gave.
+  // Lets the model call a tool, runs the tool, and lets the model answer with its result.
   void call_tool() {
     text::CreateResponseRequest request;
     request.set_model(model_);
@@ -133,7 +133,7 @@ class Client {
     settings->mutable_sampling()->set_max_tokens(100);
     settings->set_parallel_tool_calls(false);
     add_get_weather(settings);
-    // Without a choice the model decides itself. A very small one decides badly, so it is told.
+    // By default, the model decides whether to call a tool. Very small models decide badly, so this requires the call.
     settings->mutable_tool_choice()->set_mode(text::ToolChoice::MODE_REQUIRED);
     settings->mutable_tool_choice()->add_names("get_weather");
 
@@ -154,7 +154,7 @@ class Client {
       output->set_output(result);
     }
 
-    // The server has kept the conversation so far: the response's id stands for it.
+    // The server has stored the conversation so far; the response's id refers to it.
     *next.mutable_settings() = *settings;
     next.mutable_settings()->set_previous_response_id(asked.id());
     next.mutable_settings()->mutable_tool_choice()->Clear();
@@ -162,13 +162,13 @@ class Client {
     stream(next);
   }
 
-  // Hangs up in the middle of a long answer; the model stops at once.
+  // Cancels in the middle of a long answer; the model stops immediately.
   void cancel() {
     text::StreamResponseRequest request;
     request.set_model(model_);
     add_user(request.mutable_input(), "Count to a thousand.");
     request.mutable_settings()->mutable_sampling()->set_max_tokens(4000);
-    request.mutable_settings()->mutable_sampling()->set_ignore_eos(true);  // so that it is long
+    request.mutable_settings()->mutable_sampling()->set_ignore_eos(true);  // for a long answer
 
     Context context;
     auto reader = responses_->StreamResponse(&context, request);
@@ -183,7 +183,7 @@ class Client {
     }
   }
 
-  // Asks for a model that there is not. What a program can act on is in the ErrorInfo of the error's details.
+  // Requests a model that does not exist. The ErrorInfo in the error's details is for programs.
   void fail() {
     text::CreateResponseRequest request;
     request.set_model("no/such-model");

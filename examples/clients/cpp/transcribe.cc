@@ -22,14 +22,14 @@ constexpr std::size_t kPieceBytes = 64 * 1024;
 
 using Stream = grpc::ClientReaderWriter<audio::StreamTranscribeRequest, audio::StreamTranscribeResponse>;
 
-// Sends how to transcribe, then the sound, as it comes: from a microphone as well, whose bare samples `raw` describes.
+// Sends the configuration, then the sound as it arrives. For a microphone, `raw` describes the format of the samples.
 // WritesDone ends the sound, not the answers.
 void send(Stream* stream, std::istream* sound, const std::string& model) {
   audio::StreamTranscribeRequest request;
   request.mutable_config()->set_model(model);
   bool taken = stream->Write(request);
   std::string piece(kPieceBytes, '\0');
-  // A write that is not taken says that the server has ended the call. Why, Finish tells.
+  // If a write fails, the server has ended the call. Finish returns the reason.
   while (taken && (sound->read(piece.data(), piece.size()), sound->gcount() > 0)) {
     request.set_audio(piece.data(), sound->gcount());
     taken = stream->Write(request);
@@ -37,14 +37,14 @@ void send(Stream* stream, std::istream* sound, const std::string& model) {
   stream->WritesDone();
 }
 
-// Prints what is said as soon as it is known.
+// Prints the text as soon as it is known.
 void receive(Stream* stream) {
   audio::StreamTranscribeResponse reply;
   while (stream->Read(&reply)) {
     // A reply holds exactly one event; transcription_service.proto lists them, in their order.
     switch (reply.event_case()) {
       case audio::StreamTranscribeResponse::kPartial:
-        // Of a phrase that is not over: the next partial or segment takes its place.
+        // The text of an unfinished phrase: the next partial or segment replaces it.
         std::printf("...%s\n", reply.partial().text().c_str());
         break;
       case audio::StreamTranscribeResponse::kSegment:
@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
       audio::TranscriptionService::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
 
   grpc::ClientContext context;
-  // A deadline: without one, the call waits for ever.
+  // A deadline: without one, the call may wait forever.
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(10));
   const auto stream = stub->StreamTranscribe(&context);
   std::thread sending(send, stream.get(), &file, model);

@@ -24,7 +24,7 @@ import (
 	textv1 "github.com/allm/allm/gen/go/allm/text/v1"
 )
 
-// A deadline for every call: without one, a call waits for ever.
+// A deadline for every call: without one, a call may wait forever.
 const patience = 2 * time.Minute
 
 // weather holds the arguments of the tool.
@@ -32,12 +32,12 @@ type weather struct {
 	City string `json:"city"`
 }
 
-// getWeather is the tool itself: the model only asks for it, it is run here.
+// getWeather is the tool itself: the model only requests a call, and this program runs it.
 func getWeather(arguments weather) string {
 	return "22 degrees in " + arguments.City
 }
 
-// getWeatherTool is what the model is told of it.
+// getWeatherTool is the declaration of the tool, which the model reads.
 var getWeatherTool = &textv1.Tool{
 	Name:        "get_weather",
 	Description: "Tells the weather of a city.",
@@ -50,12 +50,12 @@ var getWeatherTool = &textv1.Tool{
 	}`,
 }
 
-// pointer makes what optional fields are: nil is unset, which is not the same as zero.
+// pointer returns the value of an optional field: nil means unset, which differs from zero.
 func pointer[T any](value T) *T {
 	return &value
 }
 
-// user is something said by the user.
+// user returns a message of the user.
 func user(text string) *textv1.Item {
 	content := []*textv1.ContentPart{{Part: &textv1.ContentPart_Text{Text: text}}}
 	return &textv1.Item{Kind: &textv1.Item_Message{
@@ -63,7 +63,7 @@ func user(text string) *textv1.Item {
 	}}
 }
 
-// client holds what all steps need.
+// client holds the stubs that the steps share.
 type client struct {
 	models    modelsv1.ModelServiceClient
 	responses textv1.ResponseServiceClient
@@ -126,13 +126,13 @@ func (c *client) stream(ctx context.Context, request *textv1.StreamResponseReque
 	return nil
 }
 
-// callTool has the model call a tool, runs it, and has the model answer with what it gave.
+// callTool lets the model call a tool, runs the tool, and lets the model answer with its result.
 func (c *client) callTool(ctx context.Context) error {
 	settings := &textv1.ResponseSettings{
 		Sampling:          &textv1.SamplingParameters{Temperature: pointer(float32(0)), MaxTokens: pointer(int32(100))},
 		Tools:             []*textv1.Tool{getWeatherTool},
 		ParallelToolCalls: pointer(false),
-		// Without a choice the model decides itself. A very small one decides badly, so it is told.
+		// By default, the model decides whether to call a tool. Very small models decide badly, so this requires the call.
 		ToolChoice: &textv1.ToolChoice{Mode: textv1.ToolChoice_MODE_REQUIRED, Names: []string{"get_weather"}},
 	}
 	asked, err := c.responses.CreateResponse(ctx, &textv1.CreateResponseRequest{
@@ -161,13 +161,13 @@ func (c *client) callTool(ctx context.Context) error {
 		}})
 	}
 
-	// The server has kept the conversation so far: the response's id stands for it.
+	// The server has stored the conversation so far; the response's id refers to it.
 	settings.PreviousResponseId = asked.Response.Id
 	settings.ToolChoice = &textv1.ToolChoice{Mode: textv1.ToolChoice_MODE_NONE}
 	return c.stream(ctx, &textv1.StreamResponseRequest{Model: c.model, Input: results, Settings: settings})
 }
 
-// cancel hangs up in the middle of a long answer; the model stops at once.
+// cancel cancels in the middle of a long answer; the model stops immediately.
 func (c *client) cancel(ctx context.Context) error {
 	ctx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
@@ -175,7 +175,7 @@ func (c *client) cancel(ctx context.Context) error {
 		Model: c.model,
 		Input: []*textv1.Item{user("Count to a thousand.")},
 		Settings: &textv1.ResponseSettings{
-			Sampling: &textv1.SamplingParameters{MaxTokens: pointer(int32(4000)), IgnoreEos: true}, // so that it is long
+			Sampling: &textv1.SamplingParameters{MaxTokens: pointer(int32(4000)), IgnoreEos: true}, // for a long answer
 		},
 	})
 	if err != nil {
@@ -200,7 +200,7 @@ func (c *client) cancel(ctx context.Context) error {
 	}
 }
 
-// fail asks for a model that there is not. What a program can act on is in the error's ErrorInfo.
+// fail requests a model that does not exist. The error's ErrorInfo is for programs.
 func (c *client) fail(ctx context.Context) error {
 	_, err := c.responses.CreateResponse(ctx, &textv1.CreateResponseRequest{
 		Model: "no/such-model",
@@ -234,8 +234,8 @@ func main() {
 		model = os.Args[2]
 	}
 
-	// A connection carries as many calls at once as you like: make one and share it. (Newer releases of gRPC call this
-	// NewClient and insecure.NewCredentials, and still take the old names.)
+	// A connection carries any number of concurrent calls: create one and share it. (Newer releases of gRPC call this
+	// NewClient and insecure.NewCredentials, and still accept the old names.)
 	connection, err := grpc.Dial(address, grpc.WithInsecure())
 	if err != nil {
 		log.Fatal(err)

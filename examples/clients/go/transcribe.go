@@ -18,17 +18,17 @@ import (
 	audiov1 "github.com/allm/allm/gen/go/allm/audio/v1"
 )
 
-// A deadline for the call: without one, it waits for ever.
+// A deadline for the call: without one, it may wait forever.
 const patience = 10 * time.Minute
 
 const pieceBytes = 64 * 1024
 
-// send sends how to transcribe, then the sound, as it comes: from a microphone as well, whose bare samples Raw describes.
+// send sends the configuration, then the sound as it arrives. For a microphone, Raw describes the format of the samples.
 // CloseSend ends the sound, not the answers.
 func send(stream audiov1.TranscriptionService_StreamTranscribeClient, sound io.Reader, model string) error {
 	config := &audiov1.TranscriptionConfig{Model: model}
 	first := &audiov1.StreamTranscribeRequest{Payload: &audiov1.StreamTranscribeRequest_Config{Config: config}}
-	// io.EOF says that the server has ended the call. Why, Recv tells.
+	// io.EOF means that the server has ended the call. Recv returns the reason.
 	if err := stream.Send(first); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func send(stream audiov1.TranscriptionService_StreamTranscribeClient, sound io.R
 	}
 }
 
-// receive prints what is said as soon as it is known.
+// receive prints the text as soon as it is known.
 func receive(stream audiov1.TranscriptionService_StreamTranscribeClient) error {
 	for {
 		reply, err := stream.Recv()
@@ -61,7 +61,7 @@ func receive(stream audiov1.TranscriptionService_StreamTranscribeClient) error {
 		// A reply holds exactly one event; transcription_service.proto lists them, in their order.
 		switch event := reply.Event.(type) {
 		case *audiov1.StreamTranscribeResponse_Partial:
-			// Of a phrase that is not over: the next partial or segment takes its place.
+			// The text of an unfinished phrase: the next partial or segment replaces it.
 			fmt.Printf("...%s\n", event.Partial.Text)
 		case *audiov1.StreamTranscribeResponse_Segment:
 			fmt.Printf("%.2f-%.2f%s\n", event.Segment.Start, event.Segment.End, event.Segment.Text)
@@ -77,7 +77,7 @@ func transcribe(path, address, model string) error {
 		return err
 	}
 	defer file.Close()
-	// (Newer releases of gRPC call this NewClient and insecure.NewCredentials, and still take the old names.)
+	// (Newer releases of gRPC call this NewClient and insecure.NewCredentials, and still accept the old names.)
 	connection, err := grpc.Dial(address, grpc.WithInsecure())
 	if err != nil {
 		return err

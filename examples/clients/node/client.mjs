@@ -2,7 +2,7 @@
 //
 //     npm install && node client.mjs [address [model]]
 //
-// The stubs are made from the .proto files when the program starts. docs/clients.md explains each step.
+// The program creates the stubs from the .proto files when it starts. docs/clients.md explains each step.
 import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
@@ -25,11 +25,11 @@ const definition = protoLoader.loadSync(
 );
 const { allm } = grpc.loadPackageDefinition(definition);
 
-// A client keeps one connection open, for as many calls at once as you like: make one and share it.
+// A client keeps one connection open and carries any number of concurrent calls: create one and share it.
 const models = new allm.models.v1.ModelService(address, grpc.credentials.createInsecure());
 const responses = new allm.text.v1.ResponseService(address, grpc.credentials.createInsecure());
 
-// A deadline for every call: without one, a call waits for ever.
+// A deadline for every call: without one, a call may wait forever.
 const inTime = () => ({ deadline: Date.now() + 120_000 });
 
 /** Calls an RPC with one answer; grpc-js itself has callbacks only. */
@@ -39,7 +39,7 @@ const call = (client, method, request) =>
   );
 
 const getWeather = {
-  // What the model is told.
+  // The declaration of the tool, which the model reads.
   tool: {
     name: "get_weather",
     description: "Tells the weather of a city.",
@@ -51,7 +51,7 @@ const getWeather = {
       additionalProperties: false,
     }),
   },
-  // The tool itself: the model only asks for it, it is run here.
+  // The tool itself: the model only requests a call, and this program runs it.
   run: ({ city }) => `22 degrees in ${city}`,
 };
 
@@ -62,7 +62,7 @@ async function listModels() {
   for (const { id, state } of reply.models) console.log(`${id}: ${state}`);
 }
 
-/** Prints an answer while the model writes it, and gives the whole response. */
+/** Prints an answer while the model writes it, and returns the whole response. */
 async function stream(request) {
   let pieces = 0;
   let response;
@@ -79,13 +79,13 @@ async function stream(request) {
   return response;
 }
 
-/** Has the model call a tool, runs it, and has the model answer with what it gave. */
+/** Lets the model call a tool, runs the tool, and lets the model answer with its result. */
 async function callTool() {
   const settings = {
     sampling: { temperature: 0, maxTokens: 100 },
     tools: [getWeather.tool],
     parallelToolCalls: false,
-    // Without a choice the model decides itself. A very small one decides badly, so it is told.
+    // By default, the model decides whether to call a tool. Very small models decide badly, so this requires the call.
     toolChoice: { mode: "MODE_REQUIRED", names: ["get_weather"] },
   };
   const input = [user("What is the weather in Paris?")];
@@ -99,14 +99,14 @@ async function callTool() {
     results.push({ functionCallOutput: { callId: functionCall.callId, output } });
   }
 
-  // The server has kept the conversation so far: the response's id stands for it.
+  // The server has stored the conversation so far; the response's id refers to it.
   const next = { ...settings, previousResponseId: asked.id, toolChoice: { mode: "MODE_NONE" } };
   await stream({ model, input: results, settings: next });
 }
 
-/** Hangs up in the middle of a long answer; the model stops at once. */
+/** Cancels in the middle of a long answer; the model stops immediately. */
 async function cancel() {
-  const sampling = { maxTokens: 4000, ignoreEos: true }; // so that it is long
+  const sampling = { maxTokens: 4000, ignoreEos: true }; // for a long answer
   const running = responses.StreamResponse(
     { model, input: [user("Count to a thousand.")], settings: { sampling } },
     inTime(),
@@ -122,7 +122,7 @@ async function cancel() {
   }
 }
 
-/** What a program can act on: the reason, and more in the metadata. A google.rpc.Status in a trailer holds it. */
+/** Returns the ErrorInfo for programs: the reason and its metadata. A google.rpc.Status in a trailer holds it. */
 function errorInfo(error) {
   for (const bytes of error.metadata.get("grpc-status-details-bin")) {
     for (const detail of definition["google.rpc.Status"].deserialize(bytes).details) {
@@ -134,7 +134,7 @@ function errorInfo(error) {
   return { reason: "", domain: "", metadata: {} };
 }
 
-/** Asks for a model that there is not. */
+/** Requests a model that does not exist. */
 async function fail() {
   try {
     await call(responses, "CreateResponse", { model: "no/such-model", input: [user("Hello?")] });

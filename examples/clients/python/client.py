@@ -15,7 +15,7 @@ from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
 
-SECONDS = 120  # a deadline for every call: without one, a call waits for ever
+SECONDS = 120  # the deadline of every call: without one, a call may wait forever
 
 GET_WEATHER = chat_pb2.Tool(
     name="get_weather",
@@ -34,12 +34,12 @@ GET_WEATHER = chat_pb2.Tool(
 
 
 def get_weather(city: str) -> str:
-    """The tool itself: the model only asks for it, it is run here."""
+    """The tool itself: the model only requests a call, and this program runs it."""
     return f"22 degrees in {city}"
 
 
 def user(text: str) -> response_pb2.Item:
-    """Something said by the user."""
+    """Returns a message of the user."""
     return response_pb2.Item(
         message=response_pb2.MessageItem(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     )
@@ -55,7 +55,7 @@ def list_models(channel: grpc.Channel) -> None:
 def stream(
     responses: response_service_pb2_grpc.ResponseServiceStub, request: response_service_pb2.StreamResponseRequest
 ) -> response_pb2.Response:
-    """Prints an answer while the model writes it, and gives the whole response."""
+    """Prints an answer while the model writes it, and returns the whole response."""
     pieces = 0
     response = response_pb2.Response()
     for reply in responses.StreamResponse(request, timeout=SECONDS):
@@ -71,12 +71,12 @@ def stream(
 
 
 def call_tool(responses: response_service_pb2_grpc.ResponseServiceStub, model: str) -> None:
-    """Has the model call a tool, runs it, and has the model answer with what it gave."""
+    """Lets the model call a tool, runs the tool, and lets the model answer with its result."""
     settings = response_pb2.ResponseSettings(
         sampling=chat_pb2.SamplingParameters(temperature=0, max_tokens=100),
         tools=[GET_WEATHER],
         parallel_tool_calls=False,
-        # Without a choice the model decides itself. A very small one decides badly, so it is told.
+        # By default, the model decides whether to call a tool. Very small models decide badly: this requires the call.
         tool_choice=chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED, names=["get_weather"]),
     )
     request = response_service_pb2.CreateResponseRequest(
@@ -91,19 +91,19 @@ def call_tool(responses: response_service_pb2_grpc.ResponseServiceStub, model: s
         output = response_pb2.FunctionCallOutputItem(call_id=call.call_id, output=result)
         results.append(response_pb2.Item(function_call_output=output))
 
-    # The server has kept the conversation so far: the response's id stands for it.
+    # The server has stored the conversation so far; the response's id refers to it.
     settings.previous_response_id = asked.id
     settings.tool_choice.CopyFrom(chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_NONE))
     stream(responses, response_service_pb2.StreamResponseRequest(model=model, input=results, settings=settings))
 
 
 def cancel(responses: response_service_pb2_grpc.ResponseServiceStub, model: str) -> None:
-    """Hangs up in the middle of a long answer; the model stops at once."""
+    """Cancels in the middle of a long answer; the model stops immediately."""
     request = response_service_pb2.StreamResponseRequest(
         model=model,
         input=[user("Count to a thousand.")],
         settings=response_pb2.ResponseSettings(
-            sampling=chat_pb2.SamplingParameters(max_tokens=4000, ignore_eos=True)  # so that it is long
+            sampling=chat_pb2.SamplingParameters(max_tokens=4000, ignore_eos=True)  # for a long answer
         ),
     )
     call = responses.StreamResponse(request, timeout=SECONDS)
@@ -118,7 +118,7 @@ def cancel(responses: response_service_pb2_grpc.ResponseServiceStub, model: str)
 
 
 def error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo:
-    """What a program can act on: the reason, and more in the metadata. A google.rpc.Status in a trailer holds it."""
+    """Returns the ErrorInfo for programs: reason and metadata. A google.rpc.Status in a trailer holds it."""
     info = error_details_pb2.ErrorInfo()
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
@@ -128,7 +128,7 @@ def error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo:
 
 
 def fail(responses: response_service_pb2_grpc.ResponseServiceStub) -> None:
-    """Asks for a model that there is not."""
+    """Requests a model that does not exist."""
     request = response_service_pb2.CreateResponseRequest(model="no/such-model", input=[user("Hello?")])
     try:
         responses.CreateResponse(request, timeout=SECONDS)
@@ -142,8 +142,8 @@ def fail(responses: response_service_pb2_grpc.ResponseServiceStub) -> None:
 
 
 def main(address: str = "127.0.0.1:8080", model: str = "smollm2-135m-instruct") -> None:
-    """Does one thing after the other."""
-    # A channel keeps one connection open, for as many calls at once as you like: make one and share it.
+    """Runs all steps in order."""
+    # A channel keeps one connection open and carries any number of concurrent calls: create one and share it.
     with grpc.insecure_channel(address) as channel:
         responses = response_service_pb2_grpc.ResponseServiceStub(channel)
         print("== models")

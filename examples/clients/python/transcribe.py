@@ -15,14 +15,14 @@ from typing import BinaryIO
 import grpc
 from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
 
-SECONDS = 600  # a deadline for the call: without one, it waits for ever
+SECONDS = 600  # the deadline of the call: without one, it may wait forever
 PIECE_BYTES = 64 * 1024
 
 
 def requests(file: BinaryIO, model: str) -> Iterator[transcription_service_pb2.StreamTranscribeRequest]:
-    """How to transcribe, then the sound, as it comes: from a microphone as well, whose bare samples `raw` describes.
+    """Yields the configuration, then the sound as it arrives. For a microphone, `raw` describes the samples' format.
 
-    That there are no more ends the sound, not the answers.
+    The end of the generator ends the sound, not the answers.
     """
     yield transcription_service_pb2.StreamTranscribeRequest(
         config=transcription_service_pb2.TranscriptionConfig(model=model)
@@ -34,11 +34,11 @@ def requests(file: BinaryIO, model: str) -> Iterator[transcription_service_pb2.S
 def transcribe(
     transcriptions: transcription_service_pb2_grpc.TranscriptionServiceStub, file: BinaryIO, model: str
 ) -> None:
-    """Prints what is said as soon as it is known."""
+    """Prints the text as soon as it is known."""
     for reply in transcriptions.StreamTranscribe(requests(file, model), timeout=SECONDS):
         # A reply holds exactly one event; transcription_service.proto lists them, in their order.
         event = reply.WhichOneof("event")
-        if event == "partial":  # of a phrase that is not over: the next partial or segment takes its place
+        if event == "partial":  # of an unfinished phrase: the next partial or segment replaces it
             print(f"...{reply.partial.text}")
         elif event == "segment":
             print(f"{reply.segment.start:.2f}-{reply.segment.end:.2f}{reply.segment.text}", flush=True)

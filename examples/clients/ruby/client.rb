@@ -16,7 +16,7 @@ require "allm/text/v1/response_service_services_pb"
 Models = Allm::Models::V1
 Text = Allm::Text::V1
 
-SECONDS = 120 # a deadline for every call: without one, a call waits for ever
+SECONDS = 120 # a deadline for every call: without one, a call may wait forever
 
 GET_WEATHER = Text::Tool.new(
   name: "get_weather",
@@ -30,12 +30,12 @@ GET_WEATHER = Text::Tool.new(
   )
 )
 
-# The tool itself: the model only asks for it, it is run here.
+# The tool itself: the model only requests a call, and this program runs it.
 def get_weather(city:)
   "22 degrees in #{city}"
 end
 
-# Something said by the user.
+# A message of the user.
 def user(text)
   Text::Item.new(message: { role: :CHAT_ROLE_USER, content: [{ text: text }] })
 end
@@ -43,7 +43,7 @@ end
 # The five steps, one method for each.
 class Client
   def initialize(address, model)
-    # A channel keeps one connection open, for as many calls at once as you like: make one and share it.
+    # A channel keeps one connection open and carries any number of concurrent calls: create one and share it.
     channel = GRPC::ClientStub.setup_channel(nil, address, :this_channel_is_insecure)
     options = { channel_override: channel, timeout: SECONDS }
     @models = Models::ModelService::Stub.new(address, :this_channel_is_insecure, **options)
@@ -82,13 +82,13 @@ class Client
     puts "\n(#{pieces} pieces, #{status})"
   end
 
-  # Has the model call a tool, runs it, and has the model answer with what it gave.
+  # Lets the model call a tool, runs the tool, and lets the model answer with its result.
   def call_tool
     settings = Text::ResponseSettings.new(
       sampling: { temperature: 0, max_tokens: 100 },
       tools: [GET_WEATHER],
       parallel_tool_calls: false,
-      # Without a choice the model decides itself. A very small one decides badly, so it is told.
+      # By default, the model decides whether to call a tool. Very small models decide badly, so this requires the call.
       tool_choice: { mode: :MODE_REQUIRED, names: ["get_weather"] }
     )
     input = [user("What is the weather in Paris?")]
@@ -101,20 +101,20 @@ class Client
       Text::Item.new(function_call_output: { call_id: call.call_id, output: result })
     end
 
-    # The server has kept the conversation so far: the response's id stands for it.
+    # The server has stored the conversation so far; the response's id refers to it.
     settings.previous_response_id = asked.id
     settings.tool_choice = Text::ToolChoice.new(mode: :MODE_NONE)
     stream(model: @model, input: results, settings: settings)
   end
 
-  # Hangs up in the middle of a long answer; the model stops at once.
+  # Cancels in the middle of a long answer; the model stops immediately.
   def cancel
     request = Text::StreamResponseRequest.new(
       model: @model,
       input: [user("Count to a thousand.")],
       settings: { sampling: { max_tokens: 4000, ignore_eos: true } } # so that it is long
     )
-    # An operation instead of its replies: it can be cancelled.
+    # Returns an operation instead of the replies, because an operation can be cancelled.
     operation = @responses.stream_response(request, return_op: true)
     pieces = 0
     operation.execute.each do |reply|
@@ -125,7 +125,7 @@ class Client
     puts "#{e.class} after #{pieces} pieces"
   end
 
-  # Asks for a model that there is not. What a program can act on is in the error's ErrorInfo.
+  # Requests a model that does not exist. The error's ErrorInfo is for programs.
   def fail_to_ask
     @responses.create_response(Text::CreateResponseRequest.new(model: "no/such-model", input: [user("Hello?")]))
   rescue GRPC::NotFound => e

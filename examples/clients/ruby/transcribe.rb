@@ -11,11 +11,11 @@ require "allm/audio/v1/transcription_service_services_pb"
 
 Audio = Allm::Audio::V1
 
-SECONDS = 600 # a deadline for the call: without one, it waits for ever
+SECONDS = 600 # a deadline for the call: without one, it may wait forever
 PIECE_BYTES = 64 * 1024
 
-# How to transcribe, then the sound, as it comes: from a microphone as well, whose bare samples `raw` describes. That
-# there are no more ends the sound, not the answers.
+# Yields the configuration, then the sound as it arrives. For a microphone, `raw` describes the format of the samples.
+# The end of the enumerator ends the sound, not the answers.
 def requests(file, model)
   Enumerator.new do |messages|
     messages << Audio::StreamTranscribeRequest.new(config: { model: model })
@@ -25,7 +25,7 @@ def requests(file, model)
   end
 end
 
-# Prints what is said as soon as it is known.
+# Prints the text as soon as it is known.
 def transcribe(transcriptions, file, model)
   transcriptions.stream_transcribe(requests(file, model)).each do |reply|
     # A reply holds exactly one event; transcription_service.proto lists them, in their order.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from services.audio.engine.mel import Chunk, Closed, Opened, Seek, Taken
+from services.audio.engine.mel import Closed, RequestOpened, Seek, SpectrogramChunk, Taken
 from services.audio.engine.messages import (
     SAMPLE_RATE,
     Counters,
@@ -33,10 +33,10 @@ from services.worker.messages import Cancel, EngineError, Phase, Stop
 # Longest time to fill a batch: encoding more windows makes decoding cheaper, but the first window waits.
 FILL_SECONDS = 2.0
 
-LoopInbox = queue.SimpleQueue[Opened | Chunk | Closed | Cancel | Stop | Work]
+LoopInbox = queue.SimpleQueue[RequestOpened | SpectrogramChunk | Closed | Cancel | Stop | Work]
 
 
-class BatchLoop(WorkerLoop[Opened | Chunk | Closed | Cancel | Work]):
+class BatchLoop(WorkerLoop[RequestOpened | SpectrogramChunk | Closed | Cancel | Work]):
     """The batch loop of one loaded model. `to_preparation` sends to the preparation, `send` to the service."""
 
     def __init__(
@@ -94,11 +94,11 @@ class BatchLoop(WorkerLoop[Opened | Chunk | Closed | Cancel | Work]):
 
     # --- incoming messages
 
-    def _take(self, message: Opened | Chunk | Closed | Cancel | Work) -> None:
+    def _take(self, message: RequestOpened | SpectrogramChunk | Closed | Cancel | Work) -> None:
         if isinstance(message, Work):
             self._end(message)
             return
-        if isinstance(message, Opened):
+        if isinstance(message, RequestOpened):
             opened = RunningTranscript(message, self._runtime.vocabulary, self._runtime.context_tokens)
             self._transcripts[message.request] = opened
             return
@@ -279,7 +279,7 @@ class BatchLoop(WorkerLoop[Opened | Chunk | Closed | Cancel | Work]):
     def _decode_partials(self) -> Work:
         """Decodes partials of open speech."""
         transcripts = [one for one in self._transcripts.values() if one.partial]
-        chosen: list[tuple[RunningTranscript, Chunk]] = []
+        chosen: list[tuple[RunningTranscript, SpectrogramChunk]] = []
         while len(chosen) < self._batch and (transcript := self._turns.next(transcripts)):
             transcripts.remove(transcript)
             if transcript.partial:
@@ -295,7 +295,7 @@ class BatchLoop(WorkerLoop[Opened | Chunk | Closed | Cancel | Work]):
         return Work(compute, lambda found: self._take_partials(chosen, found), len(chosen))
 
     def _take_partials(
-        self, chosen: Sequence[tuple[RunningTranscript, Chunk]], found: list[PartialText] | EngineError
+        self, chosen: Sequence[tuple[RunningTranscript, SpectrogramChunk]], found: list[PartialText] | EngineError
     ) -> None:
         if isinstance(found, EngineError):
             for transcript, _ in chosen:

@@ -106,7 +106,7 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class RequestOpened:
     """A valid request; its chunks follow."""
 
     request: int
@@ -117,7 +117,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class SpectrogramChunk:
     """A window of a request, ready to be encoded."""
 
     request: int
@@ -128,7 +128,7 @@ class Chunk:
     partial: bool = False  # the speech is still open
     first: int = 0  # column of the window at which `mel` begins
 
-    def rest(self, columns: int) -> Chunk:
+    def rest(self, columns: int) -> SpectrogramChunk:
         """Returns the chunk without its first `columns` columns."""
         mel = np.zeros_like(self.mel)
         mel[:, : self.frames - columns] = self.mel[:, columns : self.frames]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
+from services.worker.messages import Cancel, LoadFailed, Loading, Phase, RequestRefused, Stop
 
 SAMPLE_RATE = 16_000  # of all sound that a worker takes
 Task = Literal["transcribe", "translate"]
@@ -212,4 +212,4 @@ class Stepped:
 
 ToWorker = Load | Submit | Sound | Cancel | Stop
 Result = LanguageFound | Transcribed | PartialText | Finished
-FromWorker = Loading | WhisperReady | Failed | Refused | Consumed | Result | Stepped
+FromWorker = Loading | WhisperReady | LoadFailed | RequestRefused | Consumed | Result | Stepped

@@ -1,71 +1,17 @@
-"""The outcome of a window: the attempts at decoding it, judged by the thresholds of Whisper's paper, and its text.
-
-The text is cut into phrases, with their words and token logprobs in the file's time.
-"""
+"""The outcome of decoding a window: its text, cut into phrases with words and token logprobs in the file's time."""
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.audio.engine.mel import Chunk
+from services.audio.engine.decoding_quality import Attempt
+from services.audio.engine.mel import SpectrogramChunk
 from services.audio.engine.messages import TokenLogprob, Word
-from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Vocabulary
+from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Vocabulary
 from services.audio.engine.window import Window
 from services.audio.engine.words import Utterance, time_words
-
-REPETITIVE = 2.4  # compression ratio above which a text is a loop
-UNLIKELY = -1.0  # mean logprob below which a text is doubted
-NO_SPEECH = 0.6  # no-speech probability above which a doubted text counts as silence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A decoded window with the figures that judge it."""
-
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-
-    @property
-    def silent(self) -> bool:
-        """True if nothing is said, so that the text is dropped."""
-        return self.no_speech_prob > NO_SPEECH and self.avg_logprob <= UNLIKELY
-
-    @property
-    def failed(self) -> bool:
-        """True if another attempt should follow."""
-        doubted = self.avg_logprob < UNLIKELY
-        silence = doubted and self.no_speech_prob > NO_SPEECH
-        return (doubted or self.compression_ratio > REPETITIVE) and not silence
-
-
-def judged(decoded: Decoded, temperature: float, vocabulary: Vocabulary) -> Attempt:
-    """Returns the attempt of a decoded window, with the compression ratio of its text."""
-    return Attempt(
-        tokens=decoded.tokens,
-        temperature=temperature,
-        avg_logprob=decoded.avg_logprob,
-        compression_ratio=compression_ratio(vocabulary.decode(decoded.tokens).strip()),
-        no_speech_prob=decoded.no_speech_prob,
-    )
-
-
-def compression_ratio(text: str) -> float:
-    """Returns the factor by which zlib shrinks a text; high for repetitive text."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))
-
-
-def best(attempts: Sequence[Attempt]) -> Attempt:
-    """Returns the best of failed attempts: the likeliest that does not repeat itself, or else the likeliest."""
-    calm = [one for one in attempts if one.compression_ratio <= REPETITIVE]
-    return max(calm or attempts, key=lambda one: one.avg_logprob)
-
 
 LOWEST_LOGPROB = -9999.0  # for a probability of 0
 FRAMES_PER_TOKEN = 2  # spectrogram columns per timestamp token
@@ -75,7 +21,7 @@ FRAMES_PER_TOKEN = 2  # spectrogram columns per timestamp token
 class Outcome:
     """The result of decoding a window."""
 
-    chunk: Chunk
+    chunk: SpectrogramChunk
     attempt: Attempt
     reached: float  # the last temperature tried
     cut: Cut | None = None  # None: silence

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.audio.engine.mel import Chunk, Closed, LogMel, Opened, Seek, Taken, log_mel
+from services.audio.engine.mel import Closed, LogMel, RequestOpened, Seek, SpectrogramChunk, Taken, log_mel
 from services.audio.engine.messages import SAMPLE_RATE, Consumed, Decoding, Sound, Submit
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Window, no_samples
-from services.audio.engine.windows import SpeechWindows, WholeWindows
+from services.audio.engine.window_planner import SpeechWindowPlanner, WholeWindowPlanner
 from services.worker.loop import Turns, WorkerLoop
 from services.worker.messages import Cancel, EngineError, Stop
 
@@ -38,7 +38,7 @@ class _Feed:
     request: int
     client: str
     decoding: Decoding
-    planner: SpeechWindows | WholeWindows
+    planner: SpeechWindowPlanner | WholeWindowPlanner
     mel: LogMel
     backlog: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in the backlog
@@ -80,7 +80,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         self,
         runtime: Runtime,
         inbox: PrepareInbox,
-        to_loop: Callable[[Opened | Chunk | Closed | Cancel | Stop], None],
+        to_loop: Callable[[RequestOpened | SpectrogramChunk | Closed | Cancel | Stop], None],
         send: Callable[[object], None],
     ) -> None:
         super().__init__(inbox, send)
@@ -123,7 +123,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         elif isinstance(message, Sound):
             self._add(feed, message)
         elif isinstance(message, Seek):
-            if isinstance(feed.planner, WholeWindows):
+            if isinstance(feed.planner, WholeWindowPlanner):
                 feed.planner.seek(message.frame)
                 feed.moved = True
         elif message.partial:
@@ -136,7 +136,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         try:
             self._check(decoding)
             vad = decoding.vad
-            planner = SpeechWindows(vad, SpeechMeter(), decoding.live) if vad else WholeWindows()
+            planner = SpeechWindowPlanner(vad, SpeechMeter(), decoding.live) if vad else WholeWindowPlanner()
             prompt = self._runtime.vocabulary.encode(f" {decoding.prompt.strip()}") if decoding.prompt.strip() else []
         except EngineError as error:
             self._fail(submit.request, error)
@@ -144,7 +144,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         self._feeds[submit.request] = _Feed(
             submit.request, submit.client, decoding, planner, LogMel(self._runtime.n_mels)
         )
-        self._to_loop(Opened(submit.request, submit.client, decoding, prompt, submit.deadline))
+        self._to_loop(RequestOpened(submit.request, submit.client, decoding, prompt, submit.deadline))
 
     def _check(self, decoding: Decoding) -> None:
         ready = self._runtime.ready
@@ -222,7 +222,7 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
             feed.partial_out, feed.partial_at = True, planner.fed
             self._to_loop(self._chunk(feed, window, partial=True))
 
-    def _chunk(self, feed: _Feed, window: Window, partial: bool = False) -> Chunk:
+    def _chunk(self, feed: _Feed, window: Window, partial: bool = False) -> SpectrogramChunk:
         mel = log_mel(window.samples, self._runtime.n_mels) if partial else feed.mel.of(window)
         bare = replace(window, samples=no_samples(), before=no_samples(), after=no_samples())
-        return Chunk(feed.request, feed.number, mel, bare, window.frames, partial)
+        return SpectrogramChunk(feed.request, feed.number, mel, bare, window.frames, partial)

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from services.audio.engine.mel import Chunk, Mel, Opened
+from services.audio.engine.decoding_quality import Attempt, best
+from services.audio.engine.mel import Mel, RequestOpened, SpectrogramChunk
 from services.audio.engine.messages import Segment, Word
-from services.audio.engine.outcome import Attempt, Outcome, TimedPhrase, WindowText, best, text_tokens, window_text
+from services.audio.engine.outcome import Outcome, TimedPhrase, WindowText, text_tokens, window_text
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Step, Vocabulary
 
 RESET_TEMPERATURE = 0.5  # text that was sampled above it does not prompt the next window
@@ -20,7 +21,7 @@ RESET_TEMPERATURE = 0.5  # text that was sampled above it does not prompt the ne
 class RunningTranscript:
     """A running request."""
 
-    def __init__(self, opened: Opened, vocabulary: Vocabulary, context: int) -> None:
+    def __init__(self, opened: RequestOpened, vocabulary: Vocabulary, context: int) -> None:
         """`context` is the decoder's limit of prompt and text tokens together."""
         self.request = opened.request
         self.client = opened.client
@@ -31,8 +32,8 @@ class RunningTranscript:
         self.detects = not self.language
         self.probability = 1.0
         self.language_sent = False
-        self.waiting: deque[Chunk] = deque()
-        self.partial: Chunk | None = None  # speech that is not over
+        self.waiting: deque[SpectrogramChunk] = deque()
+        self.partial: SpectrogramChunk | None = None  # speech that is not over
         self.running = 0  # windows in progress
         self.begun = False  # a window was in progress
         self.gone = False  # cancelled, refused or finished: results still in a batch are dropped
@@ -162,7 +163,7 @@ class Row:
     """A window in progress."""
 
     transcript: RunningTranscript
-    chunk: Chunk
+    chunk: SpectrogramChunk
     columns: int  # number of encoded columns
     window: Encoded | None = None
     prompt: list[int] = field(default_factory=list)

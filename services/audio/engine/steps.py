@@ -14,9 +14,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from services.audio.engine.mel import Chunk
+from services.audio.engine.decoding_quality import Attempt, judged
+from services.audio.engine.mel import SpectrogramChunk
 from services.audio.engine.messages import PartialText
-from services.audio.engine.outcome import Attempt, Outcome, cut, judged, text_tokens
+from services.audio.engine.outcome import Outcome, cut, text_tokens
 from services.audio.engine.running_transcript import Row, RunningTranscript, columns_for
 from services.audio.engine.runtime import Aligned, Decoded, Encoded, Runtime, Step
 from services.worker.messages import EngineError
@@ -153,14 +154,14 @@ class PartialDecoder:
         self._runtime = runtime
         self._shortest = shortest
 
-    def decode(self, chosen: Sequence[tuple[RunningTranscript, Chunk]]) -> list[PartialText]:
+    def decode(self, chosen: Sequence[tuple[RunningTranscript, SpectrogramChunk]]) -> list[PartialText]:
         """Returns the partials of requests; none for speech that is still unintelligible. Raises EngineError."""
-        lengths: dict[int, list[tuple[RunningTranscript, Chunk]]] = {}
+        lengths: dict[int, list[tuple[RunningTranscript, SpectrogramChunk]]] = {}
         for transcript, chunk in chosen:
             lengths.setdefault(columns_for(chunk.frames, self._shortest, lengths), []).append((transcript, chunk))
         return [partial for columns, group in lengths.items() for partial in self._decode(columns, group)]
 
-    def _decode(self, columns: int, group: Sequence[tuple[RunningTranscript, Chunk]]) -> list[PartialText]:
+    def _decode(self, columns: int, group: Sequence[tuple[RunningTranscript, SpectrogramChunk]]) -> list[PartialText]:
         runtime = self._runtime
         windows = runtime.encode(np.stack([chunk.mel[:, :columns] for _, chunk in group]))
         languages = [transcript.language for transcript, _ in group]

@@ -40,7 +40,7 @@ class Window:
 
     samples: Samples  # [n], n <= WINDOW_SAMPLES
     pieces: tuple[Piece, ...]  # at least one
-    last: bool = False  # it holds the end of the sound; `Windows.done` says whether another one may follow
+    last: bool = False  # it holds the end of the sound; `WindowPlanner.done` says whether another one may follow
     margin: int = 0  # most samples of silence at the ends of a piece
     # A few milliseconds of the file before and after, for the edges of the spectrogram; empty in speech windows.
     before: Samples = field(default_factory=no_samples)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 
-from services.audio.sound.messages import Decoded, Ended, Open, Opened, ToDecoder
+from services.audio.sound.messages import DecodedSamples, Ended, FileOpened, Open, ToDecoder
 from services.sandbox import child
 from services.sandbox.child import Refusal
 from services.sandbox.limits import may_open
@@ -41,9 +41,9 @@ def main() -> None:
     child.run(ToDecoder, _prepare, UNUSABLE)
 
 
-def _prepare(channel: BlockingChannel[ToDecoder]) -> child.Work:
+def _prepare(channel: BlockingChannel[ToDecoder]) -> child.ChildWork:
     _warm_up()
-    return child.Work(
+    return child.ChildWork(
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=_cpu_seconds,
         answer=lambda order: _answer(order, channel),
@@ -70,12 +70,12 @@ def _answer(order: Open, channel: BlockingChannel[ToDecoder]) -> Ended:
 
 
 def _decode(order: Open, channel: BlockingChannel[ToDecoder]) -> None:
-    mixer = Mixer(lambda samples: channel.send(Decoded(samples)), order.max_seconds)
+    mixer = Mixer(lambda samples: channel.send(DecodedSamples(samples)), order.max_seconds)
     file: TaggedFile | Feed
     if order.path:
         with may_open():
             file = TaggedFile(order.path)
-        channel.send(Opened())
+        channel.send(FileOpened())
     else:
         file = Feed(channel, mixer.flush)
     try:

@@ -21,7 +21,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.error import FFmpegError
 
-from services.audio.sound.messages import Chunk, Hungry, Pcm, ToDecoder
+from services.audio.sound.messages import FeedChunk, Hungry, Pcm, ToDecoder
 from services.audio.sound.mixer import Mixer
 from services.sandbox.child import Refusal
 from services.worker.channel import BlockingChannel, ChannelClosed
@@ -78,7 +78,7 @@ class Feed:
         self._before_waiting()
         self._channel.send(Hungry(CHUNK_BYTES))
         chunk = self._channel.receive()
-        if not isinstance(chunk, Chunk):
+        if not isinstance(chunk, FeedChunk):
             raise ChannelClosed(f"a {type(chunk).__name__} came instead of a Chunk")
         self._ended = not chunk.data
         self._silent += len(chunk.data)

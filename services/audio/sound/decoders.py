@@ -15,13 +15,13 @@ from pathlib import Path
 from services.audio.sound.messages import (
     BYTES_PER_SAMPLE,
     SAMPLE_RATE,
-    Chunk,
-    Decoded,
+    DecodedSamples,
     Ended,
+    FeedChunk,
+    FileOpened,
     FromDecoder,
     Hungry,
     Open,
-    Opened,
     Pcm,
     too_long,
 )
@@ -35,7 +35,7 @@ from services.audio.sound.source import (
     remove_abandoned,
 )
 from services.errors import Internal, InvalidRequest, Overloaded
-from services.sandbox.child import Refused
+from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedProcess, ConfinedProgram
 from services.worker.process import WorkerDied
@@ -105,16 +105,16 @@ class DecodedSound:
             raise self._failure
         while not self._ended:
             message = await self._receive()
-            if isinstance(message, Decoded):
+            if isinstance(message, DecodedSamples):
                 return message.samples
             if isinstance(message, Hungry) and isinstance(self._source, LiveFeed):
-                self._decoder.send(Chunk(await self._source.take(message.count)))
-            elif isinstance(message, Opened) and isinstance(self._source, Upload):
+                self._decoder.send(FeedChunk(await self._source.take(message.count)))
+            elif isinstance(message, FileOpened) and isinstance(self._source, Upload):
                 self._source.unlink()
             elif isinstance(message, Ended):
                 self._ended = True
                 self._decoder.finish()  # the only good end: after any other the process gets no further file
-            elif isinstance(message, Refused):
+            elif isinstance(message, OrderRefused):
                 raise self._failed(message.message)
             else:
                 raise self._failed("the file crashed the decoder")

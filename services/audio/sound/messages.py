@@ -1,14 +1,15 @@
 """Messages between the audio service and a decoder process.
 
 A decoder has one file at a time. The service sends `Open`; for a live feed it then answers each `Hungry` with a
-`Chunk`. The decoder answers with `Begun`, perhaps `Opened`, any number of `Decoded`, and `Ended` or `Refused`.
+`FeedChunk`. The decoder answers with `Begun`, perhaps `FileOpened`, any number of `DecodedSamples`, and `Ended` or
+`OrderRefused`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.child import Begun, Ready, Refused, Unusable
+from services.sandbox.child import Begun, ChildReady, OrderRefused, Unusable
 
 SAMPLE_RATE = 16_000  # of all decoded sound: one channel, int16 little-endian
 BYTES_PER_SAMPLE = 2
@@ -40,14 +41,14 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FeedChunk:
     """The next bytes of a live feed; empty at its end."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class FileOpened:
     """The file is open: its name is no longer needed."""
 
 
@@ -59,7 +60,7 @@ class Hungry:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedSamples:
     """The next sound: 16 kHz, one channel, int16 little-endian."""
 
     samples: bytes
@@ -70,5 +71,5 @@ class Ended:
     """All sound has been sent."""
 
 
-ToDecoder = Open | Chunk
-FromDecoder = Ready | Unusable | Begun | Opened | Hungry | Decoded | Ended | Refused
+ToDecoder = Open | FeedChunk
+FromDecoder = ChildReady | Unusable | Begun | FileOpened | Hungry | DecodedSamples | Ended | OrderRefused

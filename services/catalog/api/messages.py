@@ -12,14 +12,14 @@ from services.catalog.catalog import Opinion
 from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.composition import LoraChoice
 from services.catalog.registration.declarations import Declarations
-from services.catalog.replica_status import Report
+from services.catalog.replica_status import ReplicaReport
 from services.errors import Internal, InvalidRequest
 from services.models import wire
 from services.models.descriptor import Modality
-from services.models.desired import Part
+from services.models.desired import ModelPart
 from services.models.figures_wire import read_figures
 from services.models.manifest import Manifest
-from services.models.runtimes import DEVICES, Runtime
+from services.models.runtimes import DEVICES, RuntimeSpec
 from services.models.status import Status
 
 MAX_REPLICA = 128  # characters of a replica's name
@@ -83,7 +83,7 @@ def shown_manifest(manifest: Manifest) -> manifest_pb2.Manifest:
     return wire.manifest_message(manifest if current_caller().sees_paths else replace(manifest, folder=""))
 
 
-def shown_part(part: Part) -> manifest_pb2.Part:
+def shown_part(part: ModelPart) -> manifest_pb2.Part:
     """Returns the message of a part as the caller may see it."""
     message = wire.part_message(replace(part, source=shown_source(part.source)))
     message.manifest.CopyFrom(shown_manifest(part.manifest))
@@ -170,7 +170,7 @@ def read_loras(loras: Iterable[model_pb2.Lora]) -> tuple[LoraChoice, ...]:
     return tuple(LoraChoice(lora.source, lora.scale if lora.HasField("scale") else 1.0) for lora in loras)
 
 
-def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
+def read_report(request: model_service_pb2.ReportModelStatusRequest) -> ReplicaReport:
     """Reads a replica's report. Raises InvalidRequest, also for a report over the limits."""
     name = request.replica
     if not 1 <= len(name) <= MAX_REPLICA or not name.isprintable():
@@ -181,7 +181,7 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
     complete = request.complete and not request.leaving
     if complete:
         _device("device", request.device)
-    return Report(
+    return ReplicaReport(
         replica=name,
         modality=modality,
         complete=complete,
@@ -194,14 +194,14 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
     )
 
 
-def _runtimes(request: model_service_pb2.ReportModelStatusRequest, modality: Modality) -> tuple[Runtime, ...]:
+def _runtimes(request: model_service_pb2.ReportModelStatusRequest, modality: Modality) -> tuple[RuntimeSpec, ...]:
     """Merges the offers of each runtime: one offer may cover only some of its capabilities."""
-    runtimes: dict[str, Runtime] = {}
+    runtimes: dict[str, RuntimeSpec] = {}
     for offer in request.runtimes:
         (name,) = _words("runtimes", [offer.name])
         architectures = frozenset(_words("runtimes.architectures", offer.architectures))
         known = runtimes.get(name)
-        runtime = Runtime(
+        runtime = RuntimeSpec(
             name=name,
             modality=modality,
             # Ignores formats that only a newer service knows: this catalog cannot register them either.

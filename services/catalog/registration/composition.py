@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady
 from services.models.descriptor import Format
-from services.models.desired import ImageDefaults, Part
+from services.models.desired import ImageDefaults, ModelPart
 from services.models.formats.diffusers import inspect_base
 from services.models.formats.finding import Finding
 from services.models.formats.lora import check_fit, inspect_lora
@@ -56,7 +56,7 @@ class Composition:
     kept: bool = False  # the base is kept from earlier; a pipeline's folder then ignores it
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Composition:
+    def of(cls, parts: Sequence[ModelPart]) -> Composition:
         """Returns the composition that was requested for a registered model."""
         base = next((part.source for part in parts if part.kind == "base"), "")
         return cls(base, tuple(LoraChoice(part.source, part.scale) for part in parts if part.kind == "lora"))
@@ -97,7 +97,7 @@ def check_defaults(defaults: ImageDefaults, format: Format) -> None:
         raise InvalidRequest(f"'{param}.guidance' must be {limits}, not {defaults.guidance:g}", param=param)
 
 
-def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tuple[Part, ...]:
+def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tuple[ModelPart, ...]:
     """Lists, checks and pins a model's parts. Blocks.
 
     Raises:
@@ -115,7 +115,7 @@ def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tup
     return tuple(parts)
 
 
-def _base(finding: Finding, source: str, roots: Sequence[Path]) -> Part:
+def _base(finding: Finding, source: str, roots: Sequence[Path]) -> ModelPart:
     tensors = finding.tensors[_SINGLE]
     layout = layout_of(tensors, finding.primary)
     usual = f"hf://{layout.base}"
@@ -134,15 +134,15 @@ def _base(finding: Finding, source: str, roots: Sequence[Path]) -> Part:
         raise ModelNotReady(f"{what}: {error.message}") from error
     if manifest is None:
         raise InvalidRequest(f"a base is the folder of a pipeline: {source[:200]} is one file", param="base")
-    return Part(kind="base", source=source, manifest=manifest)
+    return ModelPart(kind="base", source=source, manifest=manifest)
 
 
-def _lora(finding: Finding, choice: LoraChoice, roots: Sequence[Path]) -> Part:
+def _lora(finding: Finding, choice: LoraChoice, roots: Sequence[Path]) -> ModelPart:
     with _errors_at("loras"):
         tree, file = open_source(parse_source(choice.source, roots, "loras"), roots)
         found = inspect_lora(tree, file)
         check_fit(found, finding.tensors)
-    return Part(kind="lora", source=choice.source, manifest=found.manifest, scale=choice.scale)
+    return ModelPart(kind="lora", source=choice.source, manifest=found.manifest, scale=choice.scale)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """All registered models: changes go to disk first and then become visible; lookups use memory only.
 
-The JSON columns hold the fields of ModelFacts, Manifest, Part, ImageDefaults, EngineSettings and Artifact under their
-names: renaming one of those fields needs a migration (a test holds a row of the first version).
+The JSON columns hold the fields of ModelFacts, Manifest, ModelPart, ImageDefaults, EngineSettings and Artifact under
+their names: renaming one of those fields needs a migration (a test holds a row of the first version).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from services.catalog import metrics
-from services.catalog.database import Database, WholeChanges
+from services.catalog.database import CatalogDatabase, WholeChanges
 from services.errors import InvalidRequest, ModelExists, ModelInvalid, ModelNotFound
 from services.models.descriptor import EngineSettings, ModelFacts
-from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part
+from services.models.desired import Artifact, DesiredModel, ImageDefaults, ModelPart
 from services.models.manifest import Manifest
 from services.models.runtime_choice import Measurement
 
@@ -29,7 +29,7 @@ _JSON: Mapping[str, Callable[[str], Any]] = {
     "facts": msgspec.json.Decoder(ModelFacts).decode,
     "manifest": msgspec.json.Decoder(Manifest).decode,
     "artifacts": msgspec.json.Decoder(tuple[Artifact, ...]).decode,
-    "parts": msgspec.json.Decoder(tuple[Part, ...]).decode,
+    "parts": msgspec.json.Decoder(tuple[ModelPart, ...]).decode,
     "image_defaults": msgspec.json.Decoder(ImageDefaults).decode,
     "engine": msgspec.json.Decoder(EngineSettings).decode,
 }
@@ -188,7 +188,7 @@ T = TypeVar("T")
 class Registrations:
     """The table of models, with a copy in memory. `on_change` receives the id of each changed model."""
 
-    def __init__(self, database: Database, found: list[Registration]) -> None:
+    def __init__(self, database: CatalogDatabase, found: list[Registration]) -> None:
         self.on_change: Callable[[str], None] = lambda _: None
         self._database = database
         self._changes = WholeChanges()
@@ -197,7 +197,7 @@ class Registrations:
         metrics.REGISTRATIONS.set(len(self._models))
 
     @classmethod
-    async def load(cls, database: Database) -> Registrations:
+    async def load(cls, database: CatalogDatabase) -> Registrations:
         """Reads all models. Raises ModelInvalid if one cannot be read."""
         return cls(database, await database.read(read_all))
 

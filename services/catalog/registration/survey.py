@@ -17,7 +17,7 @@ from services.catalog.registration.composition import Composition, compose, open
 from services.errors import ModelInvalid, Overloaded
 from services.models.artifacts import KnownArtifact, SupportedModels, allowed
 from services.models.descriptor import Format, ModelFacts
-from services.models.desired import Artifact, Part
+from services.models.desired import Artifact, ModelPart
 from services.models.formats.inspect import inspect
 from services.models.hub.source import HubSource, Source
 from services.models.manifest import Manifest
@@ -38,7 +38,7 @@ class Survey:
     facts: ModelFacts
     manifest: Manifest
     fingerprint: str  # of the local files' present state; empty for the hub
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     artifacts: tuple[Artifact, ...]
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from services.byte_count import bytes_word
 from services.cli.models import listing
-from services.cli.models.bench import Bench, ChatMeter, SpeechMeter
+from services.cli.models.bench import Bench, ChatBench, TranscriptionBench
 from services.cli.models.catalog import session
 from services.cli.models.check import check as check_files
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
@@ -279,8 +279,8 @@ def bench(
 ) -> None:
     """Measure a model on its runtimes and record the result: from then on the fastest one is chosen."""
     with session(address) as at:
-        chat = ChatMeter(at.connection.chat, tokens, prompt_tokens)
-        speech = SpeechMeter(at.connection.audio, audio.expanduser()) if audio else None
+        chat = ChatBench(at.connection.chat, tokens, prompt_tokens)
+        speech = TranscriptionBench(at.connection.audio, audio.expanduser()) if audio else None
         found = Bench(at.catalog, rounds, chat, speech, Page(error=True).say).run(model_id, runtime)
         if as_json:
             print_document({"id": model_id, "benchmarks": [document(each) for each in found]})

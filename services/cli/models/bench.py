@@ -14,7 +14,7 @@ from allm.audio.v1 import transcription_service_pb2_grpc
 from allm.models.v1 import model_pb2, model_service_pb2
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 
-from services.cli.models.catalog import Catalog, restored_afterwards
+from services.cli.models.catalog import CatalogClient, restored_afterwards
 from services.cli.models.connection import by_model, readable_errors
 from services.cli.models.page import modality_word
 from services.cli.models.progress import loaded, wait_until
@@ -27,7 +27,12 @@ class Bench:
     """Measures models."""
 
     def __init__(
-        self, catalog: Catalog, rounds: int, chat: ChatMeter, speech: SpeechMeter | None, say: Callable[[str], None]
+        self,
+        catalog: CatalogClient,
+        rounds: int,
+        chat: ChatBench,
+        speech: TranscriptionBench | None,
+        say: Callable[[str], None],
     ) -> None:
         """`rounds`: in addition to the warm-up round. `speech`: None if no recording was given. `say` receives progress
         messages."""
@@ -50,7 +55,9 @@ class Bench:
         with restored_afterwards(self._catalog, model.id, self._say):
             return [self._measure(model, name, meter) for name in names]
 
-    def _measure(self, model: model_pb2.Model, runtime: str, meter: ChatMeter | SpeechMeter) -> model_pb2.Benchmark:
+    def _measure(
+        self, model: model_pb2.Model, runtime: str, meter: ChatBench | TranscriptionBench
+    ) -> model_pb2.Benchmark:
         self._say(f"loading {model.id} with {runtime}")
         wanted = self._catalog.load(model.id, runtime)
         current, reached = wait_until(self._catalog, wanted, loaded(runtime, everywhere=True), LOAD_SECONDS)
@@ -75,7 +82,7 @@ class Bench:
         self._catalog.record(model.id, benchmark)
         return benchmark
 
-    def _meter(self, model: model_pb2.Model) -> ChatMeter | SpeechMeter:
+    def _meter(self, model: model_pb2.Model) -> ChatBench | TranscriptionBench:
         if "chat" in model.capabilities:
             return self._chat
         if "transcription" not in model.capabilities:
@@ -136,7 +143,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMeter:
+class ChatBench:
     """Measures a chat model through the typed chat API."""
 
     chat: chat_service_pb2_grpc.ChatServiceStub
@@ -176,7 +183,7 @@ def prompt(tokens: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechMeter:
+class TranscriptionBench:
     """Measures a transcription model through the typed audio API."""
 
     audio: transcription_service_pb2_grpc.TranscriptionServiceStub

@@ -31,8 +31,8 @@ AWAY_SECONDS = 60.0  # how long a restarting catalog may be down while its model
 RETRY_SECONDS = 0.5
 
 
-class Catalog:
-    """A client of the catalog. Every method raises Refused, Lost or Late (services.cli.models.connection)."""
+class CatalogClient:
+    """A client of the catalog. Every method raises CallRefused, Lost or Late (services.cli.models.connection)."""
 
     def __init__(self, connection: Connection) -> None:
         self._stub = connection.models
@@ -139,7 +139,7 @@ class Catalog:
 
 
 @contextmanager
-def restored_afterwards(catalog: Catalog, model_id: str, say: Callable[[str], None]) -> Iterator[None]:
+def restored_afterwards(catalog: CatalogClient, model_id: str, say: Callable[[str], None]) -> Iterator[None]:
     """Restores the operator's choices afterwards: the runtime, and whether the model stays in memory.
 
     Raises:
@@ -159,7 +159,7 @@ def restored_afterwards(catalog: Catalog, model_id: str, say: Callable[[str], No
                 catalog.unload(model_id)
 
 
-def _desired(catalog: Catalog, model_id: str) -> manifest_pb2.DesiredModel:
+def _desired(catalog: CatalogClient, model_id: str) -> manifest_pb2.DesiredModel:
     for desired in catalog.snapshot():
         if desired.model.id == model_id:
             return desired
@@ -171,7 +171,7 @@ class Session:
     """A connection with its settings."""
 
     connection: Connection
-    catalog: Catalog
+    catalog: CatalogClient
     settings: Settings
 
 
@@ -183,4 +183,4 @@ def session(address: str) -> Iterator[Session]:
         where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)
         own = command_identity(settings, "allm-models")
         with connect(where, own, settings.auth.api_key, catalog) as connection:
-            yield Session(connection, Catalog(connection), settings)
+            yield Session(connection, CatalogClient(connection), settings)

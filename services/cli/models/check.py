@@ -22,7 +22,7 @@ from services.provision.model_cache import ModelCache
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FilesReport:
     """The findings on one model's files, or on one of its execution caches or other parts."""
 
     id: str
@@ -67,7 +67,7 @@ class Report:
 
 def check(
     models: Iterable[manifest_pb2.DesiredModel], folder: Path, *, deep: bool, console: Console
-) -> Iterator[Report]:
+) -> Iterator[FilesReport]:
     """Checks the files of models below `folder` (ALLM_MODELS_DIR): their sizes, and if `deep` their hashes.
 
     Each model has one report, or one for each set of files on this machine: its own, and its execution caches.
@@ -95,7 +95,7 @@ def _check(
     model_cache: ModelCache,
     deep: bool,
     console: Console,
-) -> Report:
+) -> FilesReport:
     place, fetched, problems = "", True, []
     try:
         manifest = read_manifest(message)
@@ -109,7 +109,7 @@ def _check(
             problems = model_cache.find_problems(manifest, folder)
     except (AllmError, OSError) as error:
         problems = [str(error)]
-    return Report(
+    return FilesReport(
         id=model.id,
         state=state_word(model.state),
         generation=model.generation,

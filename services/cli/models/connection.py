@@ -36,7 +36,7 @@ DETAILS = "grpc-status-details-bin"
 KEYS_COMMAND = "allm-keys"  # its name in the catalog's log
 
 
-class Refused(Problem):
+class CallRefused(Problem):
     """An error from the catalog itself, with its message unchanged."""
 
 
@@ -121,7 +121,7 @@ def readable_errors() -> Iterator[None]:
     """Turns gRPC errors in the block into sentences.
 
     Raises:
-        Refused, Lost, Late: see these classes.
+        CallRefused, Lost, Late: see these classes.
     """
     try:
         yield
@@ -134,12 +134,12 @@ def _sentence(error: grpc.RpcError) -> Problem:
         return Problem(f"the call failed: {error}")
     message = error.details() or error.code().name
     if DETAILS in {key for key, _ in error.trailing_metadata() or ()}:  # an error from allm itself
-        return Refused(message)
+        return CallRefused(message)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Late("allm did not answer in time")
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return Lost(f"the service does not answer at the moment ({message}): try again, or see allm's logs")
-    return Refused(message)
+    return CallRefused(message)
 
 
 def by_model(model_id: str) -> tuple[tuple[str, str], ...]:

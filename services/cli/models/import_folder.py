@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 from allm.models.v1 import model_service_pb2
 
-from services.cli.models.catalog import Catalog
-from services.cli.models.connection import Refused
+from services.cli.models.catalog import CatalogClient
+from services.cli.models.connection import CallRefused
 from services.cli.models.page import reason_word, state_word
 from services.cli.models.progress import HOPELESS
 from services.cli.problem import Problem
@@ -66,7 +66,7 @@ class Entry:
 
 
 def import_folder(
-    folder: Path, roots: Sequence[Path], catalog: Catalog | None, report: Callable[[Entry], None]
+    folder: Path, roots: Sequence[Path], catalog: CatalogClient | None, report: Callable[[Entry], None]
 ) -> list[Entry]:
     """Registers every model in `folder`, and passes each entry to `report` immediately; without a catalog a dry run.
 
@@ -107,7 +107,7 @@ def model_name(name: str) -> str:
     return _START.sub("", _FORBIDDEN.sub("-", name))[:MAX_ID].rstrip("-") or "model"
 
 
-def _register(candidate: Candidate, catalog: Catalog | None) -> Entry:
+def _register(candidate: Candidate, catalog: CatalogClient | None) -> Entry:
     if candidate.reason:
         return Entry(candidate, "refused" if candidate.refused else "skipped", candidate.reason)
     if catalog is None:
@@ -117,7 +117,7 @@ def _register(candidate: Candidate, catalog: Catalog | None) -> Entry:
             id=candidate.id, source=candidate.path.as_uri(), format=candidate.format
         )
         model = catalog.register(request)
-    except Refused as refusal:
+    except CallRefused as refusal:
         return Entry(candidate, "refused", str(refusal))
     # Other states will change soon: their present reason is not worth reporting.
     reason = reason_word(model.reason, model.id) if state_word(model.state) in HOPELESS else ""

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from services.byte_count import bytes_word
-from services.cli.models.catalog import Catalog, Session
+from services.cli.models.catalog import CatalogClient, Session
 from services.cli.models.connection import Late
 from services.cli.models.page import (
     Page,
@@ -145,7 +145,7 @@ class StageProgress:
         self._view.show(self._id, reached)
 
 
-class Figures(ProgressColumn):
+class FiguresColumn(ProgressColumn):
     """Bytes, rate and remaining time; nothing while the total is unknown."""
 
     def render(self, task: Task) -> Text:
@@ -165,7 +165,7 @@ def byte_progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=BAR_WIDTH),
-        Figures(),
+        FiguresColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -229,7 +229,7 @@ def progress_words(reached: Stage, seconds: float, before: int) -> str:
 
 
 def wait_until(
-    catalog: Catalog, model: model_pb2.Model, goal: Goal, seconds: float | None = None
+    catalog: CatalogClient, model: model_pb2.Model, goal: Goal, seconds: float | None = None
 ) -> tuple[model_pb2.Model, Stage]:
     """Follows a model until `goal` is reached; returns the model and its stage at that time.
 

@@ -79,7 +79,7 @@ async def unpack_demo(models_dir: Path, say: Callable[[str], None]) -> Path | No
     return folder
 
 
-class Registrar:
+class DefaultModels:
     """Registers models with the catalog behind `address`. It reports each failure and continues."""
 
     def __init__(self, address: str, settings: Settings, say: Callable[[str], None]) -> None:

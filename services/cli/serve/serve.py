@@ -24,7 +24,7 @@ from services.cli.models.page import reason_word
 from services.cli.problem import Problem
 from services.cli.serve.ports import choose_port
 from services.cli.serve.process import first_of
-from services.cli.serve.register import Registrar
+from services.cli.serve.register import DefaultModels
 from services.cli.serve.run_folder import RunNote, run_folder
 from services.cli.serve.stack import AUDIO, CATALOG, IMAGE, TEXT, Stack, authorizer_names, names, with_listener
 from services.cli.serve.supervisor import Supervisor
@@ -254,7 +254,7 @@ class _Run:
         self._signals = 0
         self._ready = False  # whether the models of the settings are registered
         self._children: dict[str, int] = {}
-        self._registrar = Registrar(stack.catalog_address, stack.settings, screen.say)
+        self._registrar = DefaultModels(stack.catalog_address, stack.settings, screen.say)
         self._stop = asyncio.Event()  # the first signal
         self._kill = asyncio.Event()  # the second
         self._logs = stack.settings.home / "logs"

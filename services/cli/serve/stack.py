@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway import stats
 from gateway.address import url_host
-from gateway.admin import EnvoyAdmin, drain
+from gateway.admin import EnvoyAdmin, drain, until_it_works
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
 from services.auth.identity_keys import KEY_FILE, ROLES
@@ -184,15 +183,16 @@ async def _wait_serving(address: str) -> None:
 async def _wait_answer(address: str) -> None:
     """Waits until a service answers a health check, or has closed its socket: then it is ending, and its exit is seen.
 
-    Whoever calls this limits the time. The loop that answers is the one that all requests need.
+    The caller limits the time. The event loop that answers is the one that all requests need.
     """
     async with grpc.aio.insecure_channel(address, options=RETRY_SOON) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs lack Check
-        while _is_open(address):
-            with contextlib.suppress(grpc.aio.AioRpcError):
+
+        async def ask() -> None:
+            if _is_open(address):
                 await stub.Check(health_pb2.HealthCheckRequest())
-                return
-            await asyncio.sleep(POLL_SECONDS)
+
+        await until_it_works(ask, grpc.aio.AioRpcError)
 
 
 def _is_open(address: str) -> bool:

@@ -43,7 +43,7 @@ class Service:
 
     program: Program
     wait_ready: Callable[[], Awaitable[None]]  # returns once it can serve
-    wait_answer: Callable[[], Awaitable[None]]  # asks whether it lives; returns once it answers, whatever it says
+    wait_answer: Callable[[], Awaitable[None]]  # asks whether it lives; returns once it gives any answer
     drain: Callable[[], Awaitable[None]]  # returns once the child is idle, or the time for that is over
     with_previous: bool = False  # started and stopped together with the previous one: neither needs the other
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.cli.verify.check import Check, Failed, Skipped
+from services.cli.verify.check import Check, CheckFailed, Skipped
 from services.cli.verify.subject import ASSISTANT, SYSTEM, TIE, USER, Request, Subject, message
 
 TODAY = "{today}"
@@ -156,7 +156,7 @@ def _check(subject: Subject) -> str:
     fitting = [form.name for form, fault in zip(forms, seen, strict=True) if not fault]
     if not fitting:
         faults = "; ".join(f"{form.name}: {fault}" for form, fault in zip(forms, seen, strict=True))
-        raise Failed(faults, "the chat template is not the one that the model was trained with")
+        raise CheckFailed(faults, "the chat template is not the one that the model was trained with")
     return f"the prompts match {fitting[0]}"
 
 

@@ -20,7 +20,7 @@ from services.cli.verify.subject import Subject
 Verdict = Literal["passed", "failed", "skipped"]
 
 
-class Failed(Exception):
+class CheckFailed(Exception):
     """The model failed the check."""
 
     def __init__(self, seen: str, likely: str) -> None:
@@ -39,12 +39,12 @@ class Check:
 
     name: str
     compared: str  # the comparison that is made, with its thresholds
-    run: Callable[[Subject], str]  # returns the observation; raises Failed, Skipped or Problem
+    run: Callable[[Subject], str]  # returns the observation; raises CheckFailed, Skipped or Problem
     sense: bool = False  # whether it is meaningful only for trained weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckOutcome:
     """The outcome of one check."""
 
     name: str
@@ -65,7 +65,7 @@ PACKAGES = {
 LOCAL = "files of this machine"
 
 
-def record(subject: Subject, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def record(subject: Subject, outcomes: Sequence[CheckOutcome]) -> dict[str, Any]:
     """Returns the document. It contains no path of the machine."""
     model = subject.catalog.get(subject.model.id).model
     source = model.source if model.source.startswith("hf://") else LOCAL

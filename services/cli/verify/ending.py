@@ -8,8 +8,8 @@ import grpc
 from allm.text.v1 import chat_pb2
 
 from services.cli.models.connection import readable_errors
-from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Answer, Request, Stream, Subject, message
+from services.cli.verify.check import Check, CheckFailed
+from services.cli.verify.subject import Request, Stream, Subject, SubjectAnswer, message
 
 TOKENS = 96
 PROMPTS = (
@@ -29,14 +29,14 @@ def _stop(subject: Subject) -> str:
         if answer.finish == chat_pb2.FINISH_REASON_STOP
     ]
     if not ended:
-        raise Failed(
+        raise CheckFailed(
             f"none of {len(PROMPTS)} short answers ended within {TOKENS} tokens",
             "the token that ends a turn is unknown: eos_token_id is missing or wrong, and no token has a known name",
         )
     ends = {_end(subject, prompt, answer) for prompt, answer in ended}
     wrong = [end for end in ends if end and not _MARKUP.fullmatch(end)]
     if wrong:
-        raise Failed(
+        raise CheckFailed(
             f"an answer ended with {wrong[0]!r}, which is text",
             "eos_token_id, or another setting for the end of a turn, names the wrong token",
         )
@@ -53,7 +53,7 @@ STOP_CHECK = Check(
 )
 
 
-def _end(subject: Subject, prompt: str, answer: Answer) -> str:
+def _end(subject: Subject, prompt: str, answer: SubjectAnswer) -> str:
     """Returns the token that ended an answer: the likeliest at its position when the model is made to continue."""
     size = len(answer.tokens)
     longer = subject.ask(_request(prompt, answer.completion_tokens, past_end=True))
@@ -85,7 +85,7 @@ def _cancel(subject: Subject) -> str:
                 call.cancel()
     ended = [call.code() for call in calls]
     if any(code is not grpc.StatusCode.CANCELLED for code in ended):
-        raise Failed(f"streams ended with {sorted({code.name for code in ended})}", "requests end prematurely")
+        raise CheckFailed(f"streams ended with {sorted({code.name for code in ended})}", "requests end prematurely")
     answer = subject.ask(Request(messages=[message("Hello!")], max_tokens=2))
     return f"{STREAMS} streams without an end, then an answer of {answer.completion_tokens} tokens"
 

@@ -19,7 +19,7 @@ from services.cli.models.connection import Connection, Lost
 from services.cli.models.progress import served, wait_until
 from services.cli.problem import Interrupted, Problem
 from services.cli.top import samples
-from services.cli.verify.check import Outcome, file_name, record, write
+from services.cli.verify.check import CheckOutcome, file_name, record, write
 from services.cli.verify.suite import chosen, verify
 from services.models.descriptor import Format
 from services.models.runtimes import CPU, RUNTIMES
@@ -207,7 +207,7 @@ def _records(folder: Path) -> Iterator[dict[str, Any]]:
                 yield found
 
 
-def _counts(outcomes: Sequence[Outcome]) -> str:
+def _counts(outcomes: Sequence[CheckOutcome]) -> str:
     failed = [f"{each.name} failed: {each.seen}" for each in outcomes if each.verdict == "failed"]
     passed = sum(each.verdict == "passed" for each in outcomes)
     return "; ".join(failed) or f"{passed} checks passed, {len(outcomes) - passed} skipped"

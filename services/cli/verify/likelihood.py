@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from services.cli.models.connection import Refused
-from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import Answer, Request, Subject, message
+from services.cli.models.connection import CallRefused
+from services.cli.verify.check import Check, CheckFailed
+from services.cli.verify.subject import Request, Subject, SubjectAnswer, message
 
 # Bits per byte. Small working models are below 0.8; models with misplaced layers, weights or tokens are above 2.
 MOST_BITS = 1.5
@@ -27,7 +27,7 @@ def _rate_texts(subject: Subject) -> str:
         check_numbers(answer)
         bits = answer.bits_per_byte()
         if bits > MOST_BITS:
-            raise Failed(
+            raise CheckFailed(
                 f"{bits:.2f} bits per byte for {text!r}",
                 "weights in the wrong place, transposed, zeroed or damaged; a wrong rotary base; or the tokenizer of "
                 "another model",
@@ -48,13 +48,13 @@ def forced(text: str, prompt: str) -> Request:
     return Request(messages=[message(prompt)], max_tokens=len(text) + 16, schema={"const": text})
 
 
-def check_numbers(answer: Answer) -> None:
-    """Raises Failed if log-probabilities are missing, NaN or infinite."""
+def check_numbers(answer: SubjectAnswer) -> None:
+    """Raises CheckFailed if log-probabilities are missing, NaN or infinite."""
     if not answer.tokens:
-        raise Failed("the answer has no log-probabilities", "the runtime does not return them")
+        raise CheckFailed("the answer has no log-probabilities", "the runtime does not return them")
     bad = sum(math.isnan(token.logprob) or token.logprob < LOWEST for token in answer.tokens)
     if bad:
-        raise Failed(
+        raise CheckFailed(
             f"{bad} of {len(answer.tokens)} log-probabilities are not finite numbers",
             "the weights hold NaN or infinite numbers, or they overflow in the precision of the computation",
         )
@@ -80,7 +80,7 @@ def _read_long_prompt(subject: Subject) -> str:
         check_numbers(answer)
         bits = answer.bits_per_byte()
         if bits > MOST_PROMPT_BITS:
-            raise Failed(
+            raise CheckFailed(
                 f"{bits:.2f} bits per byte for words at the beginning of a prompt of {answer.prompt_tokens:,} tokens",
                 "positions are wrong (the rotary base, its scaling, a sliding window), or chunks of a prompt are lost",
             )
@@ -101,9 +101,9 @@ def _overfill(subject: Subject, context: int) -> str:
         return ""
     try:
         subject.ask(Request(messages=[message("x " * (2 * context))], max_tokens=1))
-    except Refused:
+    except CallRefused:
         return f"; {context:,} and more refused"
-    raise Failed(
+    raise CheckFailed(
         f"a prompt of more than {context:,} tokens was answered",
         "the context length in the model's files is not enforced",
     )

@@ -11,8 +11,8 @@ from allm.text.v1 import chat_pb2
 
 from services.cli.models.connection import readable_errors
 from services.cli.problem import Problem
-from services.cli.verify.check import Check, Failed
-from services.cli.verify.subject import TIE, Answer, Request, Scored, Subject, message
+from services.cli.verify.check import Check, CheckFailed
+from services.cli.verify.subject import TIE, Request, Scored, Subject, SubjectAnswer, message
 
 SHOWN = 40  # characters of an answer that a message shows
 TOKENS = 24
@@ -33,7 +33,9 @@ EXCEPT = f"equal except where two tokens were within {TIE:g} of each other in lo
 def _again(subject: Subject) -> str:
     answers = [subject.ask(_request(PROMPTS[0])) for _ in range(AGAIN)]
     if found := first_difference([(answers[0], other) for other in answers[1:]]):
-        raise Failed(found, "the computation is not repeatable: memory that is read before it is written, or a race")
+        raise CheckFailed(
+            found, "the computation is not repeatable: memory that is read before it is written, or a race"
+        )
     return f"{AGAIN} times {len(answers[0].tokens)} tokens"
 
 
@@ -41,7 +43,7 @@ def _streamed(subject: Subject) -> str:
     for prompt in PROMPTS[:2]:
         whole, streamed = subject.ask(_request(prompt)), _collect(subject, _request(prompt))
         if found := difference(whole, streamed):
-            raise Failed(found, "text is lost or repeated where the answer is split into pieces")
+            raise CheckFailed(found, "text is lost or repeated where the answer is split into pieces")
     return f"{len(PROMPTS[:2])} answers of at most {TOKENS} tokens"
 
 
@@ -50,7 +52,9 @@ def _batched(subject: Subject) -> str:
     alone = [subject.ask(request) for request in requests]
     together = subject.ask_together(requests)
     if found := first_difference(list(zip(alone, together, strict=True))):
-        raise Failed(found, "requests of one batch disturb each other: positions, masks or states of sequences mix")
+        raise CheckFailed(
+            found, "requests of one batch disturb each other: positions, masks or states of sequences mix"
+        )
     return f"{len(requests)} answers of at most {TOKENS} tokens"
 
 
@@ -65,9 +69,9 @@ def _request(prompt: str) -> Request:
     return Request(messages=[message(prompt)], max_tokens=TOKENS)
 
 
-def _collect(subject: Subject, request: Request) -> Answer:
+def _collect(subject: Subject, request: Request) -> SubjectAnswer:
     """Assembles a stream into an answer. Raises Problem if its events are out of order."""
-    answer, finished = Answer(), False
+    answer, finished = SubjectAnswer(), False
     with readable_errors():
         for event in subject.stream(request):
             if finished:
@@ -83,7 +87,7 @@ def _collect(subject: Subject, request: Request) -> Answer:
     return answer
 
 
-def difference(one: Answer, other: Answer) -> str:
+def difference(one: SubjectAnswer, other: SubjectAnswer) -> str:
     """Describes the first difference of two answers; empty if they are equal, or differ only by a tie of two tokens."""
     pairs = zip(one.tokens, other.tokens, strict=False)
     for at, (mine, theirs) in enumerate(pairs):
@@ -98,7 +102,7 @@ def difference(one: Answer, other: Answer) -> str:
     return ""
 
 
-def first_difference(answers: Sequence[tuple[Answer, Answer]]) -> str:
+def first_difference(answers: Sequence[tuple[SubjectAnswer, SubjectAnswer]]) -> str:
     """Describes the first pair that differs: which one, and how; empty if none does."""
     for number, (one, other) in enumerate(answers, 1):
         if found := difference(one, other):
@@ -111,6 +115,6 @@ def _difference_at(at: int, one: bytes, other: bytes) -> str:
     return f"they differ at token {at + 1}, {texts[0]!r} and {texts[1]!r}, where no two were about equally likely"
 
 
-def _show(answer: Answer) -> str:
+def _show(answer: SubjectAnswer) -> str:
     ended = chat_pb2.FinishReason.Name(answer.finish).removeprefix("FINISH_REASON_").lower()
     return f"{answer.text[:SHOWN]!r} ({len(answer.text)} characters, {ended})"

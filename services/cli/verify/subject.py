@@ -14,8 +14,8 @@ from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.cli.models.catalog import Catalog
-from services.cli.models.connection import Refused, by_model, readable_errors
+from services.cli.models.catalog import CatalogClient
+from services.cli.models.connection import CallRefused, by_model, readable_errors
 from services.cli.problem import Problem
 
 ANSWER_SECONDS = 600.0
@@ -89,7 +89,7 @@ class Scored:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class SubjectAnswer:
     """A model's answer."""
 
     text: str = ""
@@ -111,7 +111,7 @@ class Subject:
     """A model, and methods to send it requests. They raise a Problem (services.cli.models.connection)."""
 
     model: model_pb2.Model
-    catalog: Catalog
+    catalog: CatalogClient
     chat: chat_service_pb2_grpc.ChatServiceStub
     text: text_service_pb2_grpc.TextServiceStub
     runtime: str = ""  # runtime to load it with; empty: the registry's choice
@@ -120,11 +120,11 @@ class Subject:
     deadline: float = ANSWER_SECONDS
     _effort: str = field(default="", init=False)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request) -> SubjectAnswer:
         """Returns the complete answer to one request."""
         return self.ask_together([request])[0]
 
-    def ask_together(self, requests: Sequence[Request]) -> list[Answer]:
+    def ask_together(self, requests: Sequence[Request]) -> list[SubjectAnswer]:
         """Returns the answers to concurrent requests."""
         kind, effort = chat_service_pb2.CreateChatCompletionRequest, self._least_effort()
         options = self._options()
@@ -156,7 +156,7 @@ class Subject:
             try:
                 with readable_errors():
                     self.chat.CreateChatCompletion(request, **self._options())
-            except Refused as refused:
+            except CallRefused as refused:
                 if LITTLE not in str(refused):
                     raise
                 self._effort = LITTLE
@@ -187,9 +187,9 @@ def message(text: str, role: chat_pb2.ChatRole.ValueType = USER) -> chat_pb2.Cha
     return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
 
 
-def _whole(reply: chat_service_pb2.CreateChatCompletionResponse) -> Answer:
+def _whole(reply: chat_service_pb2.CreateChatCompletionResponse) -> SubjectAnswer:
     choice = reply.choices[0]
-    return Answer(
+    return SubjectAnswer(
         text="".join(part.text or part.refusal for part in choice.message.content),
         reasoning=choice.message.reasoning,
         calls=[(call.name, call.arguments_json) for call in choice.message.tool_calls],

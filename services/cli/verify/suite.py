@@ -14,13 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from services.byte_count import bytes_word
 from services.cli.models.bench import able_runtimes
-from services.cli.models.catalog import Catalog, restored_afterwards
+from services.cli.models.catalog import CatalogClient, restored_afterwards
 from services.cli.models.connection import Connection, Late, Lost
 from services.cli.models.page import Page, modality_word
 from services.cli.models.progress import Stage, loaded, of_replica, stage
 from services.cli.problem import Problem
 from services.cli.verify import chat_template, ending, likelihood, sameness, tools_and_schemas
-from services.cli.verify.check import Check, Failed, Outcome, Skipped, Verdict
+from services.cli.verify.check import Check, CheckFailed, CheckOutcome, Skipped, Verdict
 from services.cli.verify.subject import Subject
 
 LOAD_SECONDS = 3600.0
@@ -37,10 +37,10 @@ def _load(subject: Subject) -> str:
                 break
     except Late:
         now = stage(subject.catalog.get(wanted.id).model, wanted.generation)
-        raise Failed(f"still {now.state} after {LOAD_SECONDS:g} seconds", "see the service's logs") from None
+        raise CheckFailed(f"still {now.state} after {LOAD_SECONDS:g} seconds", "see the service's logs") from None
     if reached is None or reached.state != "loaded":
         why = reached.reason if reached else "its progress cannot be read"
-        raise Failed(f"{reached.state if reached else 'unknown'}: {why}", "the model's files, as the reason says")
+        raise CheckFailed(f"{reached.state if reached else 'unknown'}: {why}", "the model's files, as the reason says")
     return f"with {reached.runtime} on {reached.device} in {time.monotonic() - began:.1f} s"
 
 
@@ -54,7 +54,7 @@ def _unload(subject: Subject) -> str:
                 return f"in {time.monotonic() - began:.1f} s; its peak memory was {bytes_word(peak)}"
     except Late:
         pass
-    raise Failed(
+    raise CheckFailed(
         f"still in memory after {UNLOAD_SECONDS:g} seconds",
         "a cancelled request still runs, another client uses the model, or its worker does not end",
     )
@@ -103,14 +103,14 @@ def run(
     subject: Subject,
     checks: Sequence[Check],
     begun: Callable[[int, Check], None],
-    done: Callable[[Outcome], None],
-) -> list[Outcome]:
+    done: Callable[[CheckOutcome], None],
+) -> list[CheckOutcome]:
     """Runs checks one after the other; reports the beginning and the end of each.
 
     Raises:
         Lost: allm does not answer any more.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
     for number, check in enumerate(checks):
         begun(number, check)
         broken = bool(outcomes) and outcomes[0].verdict == "failed"
@@ -119,7 +119,7 @@ def run(
     return outcomes
 
 
-def _outcome(subject: Subject, check: Check) -> Outcome:
+def _outcome(subject: Subject, check: Check) -> CheckOutcome:
     began = time.monotonic()
     verdict: Verdict = "passed"
     likely = ""
@@ -129,13 +129,13 @@ def _outcome(subject: Subject, check: Check) -> Outcome:
             verdict = "skipped"
     except Skipped as skipped:
         verdict, seen = "skipped", str(skipped)
-    except Failed as failed:
+    except CheckFailed as failed:
         verdict, seen, likely = "failed", failed.seen, failed.likely
     except Lost:
         raise
     except Problem as problem:
         verdict, seen, likely = "failed", str(problem), "the cause in the message; the service's logs may give details"
-    return Outcome(
+    return CheckOutcome(
         name=check.name,
         verdict=verdict,
         compared=check.compared,
@@ -145,8 +145,8 @@ def _outcome(subject: Subject, check: Check) -> Outcome:
     )
 
 
-def _not_loaded(check: Check) -> Outcome:
-    return Outcome(name=check.name, verdict="skipped", compared=check.compared, seen="the model is not loaded")
+def _not_loaded(check: Check) -> CheckOutcome:
+    return CheckOutcome(name=check.name, verdict="skipped", compared=check.compared, seen="the model is not loaded")
 
 
 HEADERS = ("CHECK", "RESULT", "SECONDS", "SEEN")
@@ -181,13 +181,13 @@ class CheckScreen:
         """Shows that a check begins. `number`: how many precede it."""
         self._bar.update(self._task, completed=number, description=f"{self._model_id} {check.name}")
 
-    def done(self, outcome: Outcome) -> None:
+    def done(self, outcome: CheckOutcome) -> None:
         """Shows a check's outcome."""
         if self._lines:
             self._page.say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.1f} s)")
 
 
-def show_outcomes(page: Page, model_id: str, outcomes: Sequence[Outcome]) -> None:
+def show_outcomes(page: Page, model_id: str, outcomes: Sequence[CheckOutcome]) -> None:
     """Prints the table, then the details of failures."""
     rows = [(each.name, each.verdict, f"{each.seconds:.1f}", each.seen) for each in outcomes]
     page.table(HEADERS, rows, right=frozenset({"SECONDS"}))
@@ -208,14 +208,14 @@ def verify(
     names: Sequence[str] = (),
     random: bool = False,
     prompt_tokens: int = 1000,
-) -> tuple[Subject, list[Outcome]]:
+) -> tuple[Subject, list[CheckOutcome]]:
     """Runs the named checks, or all, on a model, and restores the model's state.
 
     Raises:
         Problem: it is not a chat model, there is no such check or runtime, or allm stopped answering.
     """
     checks = chosen(names)
-    catalog = Catalog(connection)
+    catalog = CatalogClient(connection)
     explained = catalog.explain(model_id)
     model = explained.model
     if model.modality != model_pb2.MODALITY_TEXT:

@@ -8,8 +8,8 @@ from typing import Any
 
 from allm.text.v1 import chat_pb2
 
-from services.cli.models.connection import Refused
-from services.cli.verify.check import Check, Failed, Skipped
+from services.cli.models.connection import CallRefused
+from services.cli.verify.check import Check, CheckFailed, Skipped
 from services.cli.verify.subject import ASSISTANT, TOOL, Request, Subject, message
 
 TOKENS = 256
@@ -59,9 +59,9 @@ def _follow_schema(subject: Subject) -> str:
     if subject.random and answer.finish == chat_pb2.FINISH_REASON_LENGTH and not answer.text:
         return f"random weights reasoned for {TOKENS} tokens before an answer"
     if answer.finish != chat_pb2.FINISH_REASON_STOP:
-        raise Failed(f"the answer did not end within {TOKENS} tokens", "the grammar cannot end in this vocabulary")
+        raise CheckFailed(f"the answer did not end within {TOKENS} tokens", "the grammar cannot end in this vocabulary")
     if wrong := fault(answer.text, ANIMAL):
-        raise Failed(wrong, "the bytes of the tokens differ from the tokenizer's")
+        raise CheckFailed(wrong, "the bytes of the tokens differ from the tokenizer's")
     return answer.text
 
 
@@ -85,14 +85,14 @@ LONG = "in degrees, with wind, rain and sun, for every hour of the day and the n
 def _show_and_call(subject: Subject) -> str:
     try:
         with_tool = subject.count(_request(_tool("The weather")))
-    except Refused as refused:
+    except CallRefused as refused:
         if "does not support tools" in str(refused):
             raise Skipped(str(refused)) from refused
-        raise Failed(str(refused), "the chat template fails on tools") from refused
+        raise CheckFailed(str(refused), "the chat template fails on tools") from refused
     plain = subject.count(Request(messages=[QUESTION], max_tokens=1))
     longer = subject.count(_request(_tool(f"The weather {LONG}")))
     if not plain < with_tool < longer:
-        raise Failed(
+        raise CheckFailed(
             f"a prompt has {plain} tokens without a tool, {with_tool} with one, {longer} with a longer description",
             "the chat template does not show tools, or not all of them",
         )
@@ -117,7 +117,7 @@ def _request(tool: chat_pb2.Tool) -> Request:
 
 
 def _history(subject: Subject) -> None:
-    """Raises Failed if past calls or their results are not shown to the model."""
+    """Raises CheckFailed if past calls or their results are not shown to the model."""
 
     def count(days: str, result: str) -> int:
         call = chat_pb2.ToolCall(id="call_000000001", name=NAME, arguments_json=f'{{"city": "Paris", "days": {days}}}')
@@ -128,11 +128,11 @@ def _history(subject: Subject) -> None:
 
     try:
         base, called, resulted = count("3", "sunny"), count("123456789012345", "sunny"), count("3", f"sunny {LONG}")
-    except Refused as refused:
-        raise Failed(str(refused), "the chat template fails on calls of tools and their results") from refused
+    except CallRefused as refused:
+        raise CheckFailed(str(refused), "the chat template fails on calls of tools and their results") from refused
     lost = [what for what, tokens in (("arguments", called), ("results", resulted)) if tokens <= base]
     if lost:
-        raise Failed(
+        raise CheckFailed(
             f"the prompt has {base} tokens for any {' and any '.join(lost)} of a call",
             "the chat template does not show calls of tools or their results",
         )
@@ -143,11 +143,11 @@ def _call(subject: Subject) -> str:
     if subject.random and answer.finish == chat_pb2.FINISH_REASON_LENGTH:
         return f"prompts show tools, calls and results; random weights reasoned for {TOKENS} tokens before a call"
     if answer.finish != chat_pb2.FINISH_REASON_TOOL_CALLS or not answer.calls:
-        raise Failed(
+        raise CheckFailed(
             f"no call within {TOKENS} tokens; the answer is {answer.text[:80]!r}",
             "the model's markup of calls differs from its chat template's",
         )
     name, arguments = answer.calls[0]
     if wrong := f"it calls {name!r}" if name != NAME else fault(arguments, WEATHER):
-        raise Failed(wrong, "the grammar of calls does not fit the model's vocabulary")
+        raise CheckFailed(wrong, "the grammar of calls does not fit the model's vocabulary")
     return f"{name}({arguments})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.errors import InvalidRequest, RequestTooLarge, Unsupported
-from services.image.parameters import FileKind, Output
+from services.image.parameters import FileKind, OutputFormat
 
 MAX_PROMPT = 32_000  # characters; the model's text encoder takes less and has its own check
 MAX_COUNT = 10
@@ -43,7 +43,7 @@ def check_partials(count: int | None, name: str) -> int:
     return _within(count, 0, MAX_PARTIALS, name, 0)
 
 
-def check_output(kind: FileKind, quality: int | None, name: str) -> Output:
+def check_output(kind: FileKind, quality: int | None, name: str) -> OutputFormat:
     """Returns the output format; `name` is the request's name for the quality.
 
     Raises:
@@ -53,7 +53,7 @@ def check_output(kind: FileKind, quality: int | None, name: str) -> Output:
     checked = _within(quality, 0, MAX_QUALITY, name, MAX_QUALITY)
     if kind == "png" and checked != MAX_QUALITY:
         raise Unsupported(f"'{name}' below {MAX_QUALITY} needs the format jpeg or webp, not png.", param=name)
-    return Output(kind, checked)
+    return OutputFormat(kind, checked)
 
 
 def check_file(data: bytes, limit: int, name: str) -> bytes:

@@ -24,7 +24,7 @@ from services.errors import InvalidRequest, Unsupported
 from services.image.api import limits
 from services.image.images import Gallery, PictureFile
 from services.image.manager import TILE
-from services.image.parameters import FileKind, ImageRequest, Output, Quality, Task
+from services.image.parameters import FileKind, ImageRequest, OutputFormat, Quality, Task
 from services.rest.openai.body import decode
 from services.rest.openai.multipart import FormFields
 
@@ -260,7 +260,7 @@ def _answer(asked: Asked, task: Task) -> Answer:
     )
 
 
-def _output(asked: Asked) -> Output:
+def _output(asked: Asked) -> OutputFormat:
     if asked.output_format in ("gif", "svg"):
         message = f"'output_format' {asked.output_format} is not supported: png, jpeg and webp are."
         raise Unsupported(message, param="output_format")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
+from services.worker.messages import Cancel, LoadFailed, Loading, Phase, RequestRefused, Stop
 
 Mode = Literal["text_to_image", "image_to_image", "inpainting"]
 MAX_PARTIALS = 3  # previews of one image before it is done
@@ -184,4 +184,4 @@ class Stepped:
 
 ToWorker = Load | Generate | Cancel | Stop
 Result = Accepted | Progress | Picture | Finished
-FromWorker = Loading | PipelineReady | Failed | Refused | Result | Stepped
+FromWorker = Loading | PipelineReady | LoadFailed | RequestRefused | Result | Stepped

@@ -5,7 +5,7 @@ This process contains hostile files: it may use few resources, cannot open files
 
 from __future__ import annotations
 
-from services.image.pictures.messages import Allow, Decode, Decoded, Encode, Encoded, Fit, ToCodec
+from services.image.pictures.messages import Allow, Decode, DecodedPicture, Encode, EncodedPicture, Fit, ToCodec
 from services.sandbox import child
 from services.sandbox.child import Refusal
 from services.worker.channel import BlockingChannel
@@ -31,12 +31,12 @@ def main() -> None:
     child.run(ToCodec, _prepare, UNUSABLE)
 
 
-def _prepare(channel: BlockingChannel[ToCodec]) -> child.Work:
+def _prepare(channel: BlockingChannel[ToCodec]) -> child.ChildWork:
     allowed = channel.receive()
     if not isinstance(allowed, Allow):
         raise SystemExit(f"a {type(allowed).__name__} came instead of an Allow")
     _warm_up()
-    return child.Work(
+    return child.ChildWork(
         memory_bytes=MEMORY_BYTES + BYTES_PER_PIXEL * allowed.max_pixels,
         cpu_seconds=lambda _: CPU_SECONDS,
         answer=lambda order: _answer(order, allowed.max_pixels),
@@ -44,7 +44,7 @@ def _prepare(channel: BlockingChannel[ToCodec]) -> child.Work:
     )
 
 
-def _answer(order: ToCodec, max_pixels: int) -> Decoded | Encoded:
+def _answer(order: ToCodec, max_pixels: int) -> DecodedPicture | EncodedPicture:
     """Carries out an order. Raises Refusal and MemoryError."""
     if isinstance(order, Decode):
         return codec.read(order, max_pixels)

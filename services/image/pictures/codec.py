@@ -13,7 +13,7 @@ import struct
 
 from PIL import Image, ImageChops, ImageOps, PngImagePlugin
 
-from services.image.pictures.messages import Decode, Decoded, Encode, Encoded, Fit
+from services.image.pictures.messages import Decode, DecodedPicture, Encode, EncodedPicture, Fit
 from services.sandbox.child import Refusal
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -78,7 +78,7 @@ def _side(length: float, fit: Fit) -> int:
     return min(max(round(length / step) * step, lowest), highest)
 
 
-def read(order: Decode, max_pixels: int) -> Decoded:
+def read(order: Decode, max_pixels: int) -> DecodedPicture:
     """Reads an image and its mask. Raises Refusal."""
     image = _upright(order.image, "image", max_pixels)
     mask = None
@@ -90,7 +90,7 @@ def read(order: Decode, max_pixels: int) -> Decoded:
     flat = ImageOps.fit(_flat(image), size, Image.Resampling.LANCZOS) if image.size != size else _flat(image)
     if mask is not None and mask.size != size:
         mask = ImageOps.fit(mask, size, Image.Resampling.BILINEAR)
-    return Decoded(*size, flat.tobytes(), _sharp(mask).tobytes() if mask is not None else None)
+    return DecodedPicture(*size, flat.tobytes(), _sharp(mask).tobytes() if mask is not None else None)
 
 
 def _upright(data: bytes, param: str, max_pixels: int) -> Image.Image:
@@ -172,7 +172,7 @@ def _sharp(mask: Image.Image) -> Image.Image:
     return mask.point([0] * HALF + [OPAQUE] * (OPAQUE + 1 - HALF))
 
 
-def write(order: Encode) -> Encoded:
+def write(order: Encode) -> EncodedPicture:
     """Writes a picture. Raises ValueError if the pixels do not match its size."""
     image = Image.frombytes("RGB", (order.width, order.height), order.pixels)
     file = io.BytesIO()
@@ -182,7 +182,7 @@ def write(order: Encode) -> Encoded:
         image.save(file, "JPEG", quality=max(1, order.quality))  # libjpeg has no quality 0
     else:
         image.save(file, "WEBP", quality=order.quality)
-    return Encoded(file.getvalue())
+    return EncodedPicture(file.getvalue())
 
 
 def _png_texts(texts: dict[str, str]) -> PngImagePlugin.PngInfo:

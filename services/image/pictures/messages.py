@@ -1,14 +1,14 @@
 """Messages between the image service and a codec process, which handles one file at a time.
 
 The service sends `Allow` once, then orders, `Decode` or `Encode`. The codec answers each with `Begun`, then with
-`Decoded`, `Encoded` or `Refused`.
+`DecodedPicture`, `EncodedPicture` or `OrderRefused`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sandbox.child import Begun, Ready, Refused, Unusable
+from services.sandbox.child import Begun, ChildReady, OrderRefused, Unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedPicture:
     """The decoded picture, upright and scaled."""
 
     width: int
@@ -64,11 +64,11 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedPicture:
     """An encoded file."""
 
     data: bytes
 
 
 ToCodec = Allow | Decode | Encode
-FromCodec = Ready | Unusable | Begun | Decoded | Encoded | Refused
+FromCodec = ChildReady | Unusable | Begun | DecodedPicture | EncodedPicture | OrderRefused

@@ -6,8 +6,8 @@ import asyncio
 from typing import TypeVar
 
 from services.errors import Internal, InvalidRequest, Timeout
-from services.image.pictures.messages import Allow, Decode, Decoded, Encode, Encoded, FromCodec
-from services.sandbox.child import Refused
+from services.image.pictures.messages import Allow, Decode, DecodedPicture, Encode, EncodedPicture, FromCodec
+from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.settings.modality_settings import ImageSettings
@@ -15,7 +15,7 @@ from services.settings.modality_settings import ImageSettings
 MODULE = "services.image.pictures"
 FILES = 500  # files before a process is replaced, which bounds what its libraries leak
 
-A = TypeVar("A", Decoded, Encoded)
+A = TypeVar("A", DecodedPicture, EncodedPicture)
 
 
 class Codecs:
@@ -40,7 +40,7 @@ class Codecs:
         )
         self._seconds = seconds
 
-    async def run(self, order: Decode | Encode, kind: type[A]) -> A | Refused:
+    async def run(self, order: Decode | Encode, kind: type[A]) -> A | OrderRefused:
         """Reads or writes a file. If the task is cancelled, the process takes no other file.
 
         Raises:
@@ -51,7 +51,7 @@ class Codecs:
         async with self.pool.slot():
             try:
                 async with asyncio.timeout(self._seconds), self.pool.process(order) as process:
-                    return await process.answer(kind, Refused)
+                    return await process.answer(kind, OrderRefused)
             except TimeoutError as error:
                 raise Timeout(f"a picture took longer than {self._seconds:g} seconds to be read or written") from error
 
@@ -85,7 +85,7 @@ class Pictures:
         """Process ids of the idle processes, readers first."""
         return self._readers.pool.processes + self._writers.pool.processes
 
-    async def decode(self, order: Decode) -> Decoded:
+    async def decode(self, order: Decode) -> DecodedPicture:
         """Decodes an upload to pixels.
 
         Raises:
@@ -94,19 +94,19 @@ class Pictures:
             Internal: no process stays alive until it begins with the upload.
         """
         try:
-            answer = await self._readers.run(order, Decoded)
+            answer = await self._readers.run(order, DecodedPicture)
         except ConfinedGone as gone:
             raise InvalidRequest("'image' cannot be decoded: it crashes the decoder.", param="image") from gone
-        if isinstance(answer, Refused):
+        if isinstance(answer, OrderRefused):
             raise InvalidRequest(answer.message, param=answer.param or "image")
         return answer
 
     async def encode(self, order: Encode) -> bytes:
         """Encodes a result as a file. Raises Internal, Overloaded, Timeout."""
         try:
-            answer = await self._writers.run(order, Encoded)
+            answer = await self._writers.run(order, EncodedPicture)
         except ConfinedGone as gone:
             raise Internal("a picture codec ended while it wrote a result") from gone
-        if isinstance(answer, Refused):
+        if isinstance(answer, OrderRefused):
             raise Internal(f"a result could not be written: {answer.message}")
         return answer.data

@@ -67,14 +67,14 @@ class _Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class LoraFile:
     """A LoRA's file and the matrices that it changes."""
 
     manifest: Manifest
     changes: Mapping[str, _Change]  # by the file's name for the matrix
 
 
-def inspect_lora(tree: FileTree, file: str) -> Lora:
+def inspect_lora(tree: FileTree, file: str) -> LoraFile:
     """Checks a LoRA's header. `file` is the named file; if empty, the tree must hold exactly one.
 
     Raises:
@@ -86,10 +86,10 @@ def inspect_lora(tree: FileTree, file: str) -> Lora:
     if not path.lower().endswith(SUFFIX):
         raise ModelInvalid(f"{path[:200]}: a LoRA is a {SUFFIX} file")
     changes = _changes(read_tensors(tree, path), path)
-    return Lora(manifest_of(tree, (tree.files[path],), path), changes)
+    return LoraFile(manifest_of(tree, (tree.files[path],), path), changes)
 
 
-def check_fit(lora: Lora, model: Mapping[str, Tensors]) -> None:
+def check_fit(lora: LoraFile, model: Mapping[str, Tensors]) -> None:
     """Checks by names and shapes that a LoRA fits a model.
 
     `model` maps components to their tensors; a checkpoint in its original layout has all of them under "".
@@ -115,7 +115,7 @@ def check_fit(lora: Lora, model: Mapping[str, Tensors]) -> None:
         _check_matrices(lora, model)
 
 
-def _check_matrices(lora: Lora, model: Mapping[str, Tensors]) -> None:
+def _check_matrices(lora: LoraFile, model: Mapping[str, Tensors]) -> None:
     """Checks the changed matrices against those of the model."""
     path = lora.manifest.primary
     matrices = dict(_matrices(model))

@@ -18,7 +18,7 @@ from typing import Any
 from services.byte_count import bytes_word
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.residency.manager import ModelManager
 from services.residency.memory.device_memory import why_unreadable
 from services.residency.memory.ledger import Ledger, LedgerSync
@@ -44,7 +44,7 @@ ROUNDS = 8  # reservations tried per attempt: each after the first follows an ev
 MAX_NAMED = 4  # models of a kind that a message lists
 PEER_SECONDS = 5.0  # a neighbour that has not unloaded by then is skipped
 
-Needed = Callable[[ModelDescriptor, Runtime], MemoryEstimate]
+Needed = Callable[[ModelDescriptor, RuntimeSpec], MemoryEstimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

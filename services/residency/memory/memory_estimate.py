@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.byte_count import bytes_word
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 from services.settings.modality_settings import MIB
 from services.settings.settings import ResidencySettings
 
@@ -27,7 +27,7 @@ class MemoryEstimate:
     parts: Mapping[str, int] = field(default_factory=dict)  # breakdown, for messages: `weights`, `cache`
 
     @classmethod
-    def of(cls, parts: Mapping[str, int], processes: Mapping[str, int], runtime: Runtime) -> MemoryEstimate:
+    def of(cls, parts: Mapping[str, int], processes: Mapping[str, int], runtime: RuntimeSpec) -> MemoryEstimate:
         """Puts `parts` on the device of the runtime, and the worker's `processes` on the host.
 
         If the GPU's memory is the host's, `parts` count on both, because both have to have room; with Metal only on the
@@ -52,7 +52,7 @@ class MemoryEstimate:
         return f"{where or 'nothing'} ({made})" if made else where or "nothing"
 
 
-def gpu_of(runtime: Runtime) -> str:
+def gpu_of(runtime: RuntimeSpec) -> str:
     """Returns the device whose memory a runtime's models take besides the host's, such as `cuda:0`; empty: none."""
     return f"{runtime.device}:0" if runtime.device in _OWN_MEMORY else ""
 

@@ -21,7 +21,7 @@ from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.ledger import Ledger, LedgerSync
 from services.residency.memory.memory_estimate import budget_of, device_word, share_of
-from services.residency.memory.readings import Readings, Seen, Snapshot
+from services.residency.memory.readings import MemorySnapshot, Readings, Seen
 from services.residency.memory.reservation import Reservation
 from services.settings.settings import ResidencySettings
 from services.telemetry import metrics
@@ -59,7 +59,7 @@ class Monitor:
         self._measured: set[str] = set()  # models that have a metric
         self._trouble = ""  # the ledger's problem that was last logged
         seen = readings.read()
-        self.snapshot = Snapshot(seen.host, seen.devices, ())  # of the last reading
+        self.snapshot = MemorySnapshot(seen.host, seen.devices, ())  # of the last reading
 
     async def run(self) -> None:
         """Monitors until it is cancelled. Unloads in a separate task, because a worker may be slow to end."""
@@ -81,7 +81,7 @@ class Monitor:
         seen = await self._ledger_sync.update()
         rows = tuple(self._ledger_sync.rows())
         seen = replace(seen, devices=tuple(_with_reserved(device, rows) for device in seen.devices))
-        self.snapshot = Snapshot(seen.host, seen.devices, rows)
+        self.snapshot = MemorySnapshot(seen.host, seen.devices, rows)
         self._measure(seen)
 
     async def act(self) -> None:

@@ -54,7 +54,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MemorySnapshot:
     """The monitor's last reading."""
 
     host: HostMemory

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from services.errors import ModelNotReady, OutOfMemory
 from services.models.descriptor import ModelDescriptor
-from services.models.runtimes import Runtime
+from services.models.runtimes import RuntimeSpec
 
 
 class ResidentKey(NamedTuple):
@@ -19,7 +19,7 @@ class ResidentKey(NamedTuple):
     runtime: str
 
 
-def resident_key(descriptor: ModelDescriptor, runtime: Runtime) -> ResidentKey:
+def resident_key(descriptor: ModelDescriptor, runtime: RuntimeSpec) -> ResidentKey:
     """Returns the key of a model under a runtime."""
     return ResidentKey(descriptor.id, descriptor.generation, runtime.name)
 

@@ -19,13 +19,13 @@ from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import USUAL_BYTES, Accepted, EngineOptions, Load, Submit, ToWorker
 from services.text.engine.preparation import Preparation, Preparing
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import Runtime, Span
+from services.text.engine.runtime import Runtime, TokenSpan
 from services.text.engine.sequence import Sequence
 from services.text.engine.token_budget import step_pace
 from services.worker.channel import BlockingChannel
 from services.worker.loop import Pace
 from services.worker.main import Serving, importing, run_worker, start_thread
-from services.worker.messages import EngineError, LoadingProgress, Refused
+from services.worker.messages import EngineError, LoadingProgress, RequestRefused
 
 # Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
 PREPARATION_STACK_BYTES = 512 * 1024 * 1024
@@ -89,7 +89,7 @@ def _pace(runtime: Runtime, options: EngineOptions) -> Pace:
     """Measures how many tokens a step may have on this machine."""
 
     def compute(tokens: int) -> None:
-        runtime.step([Span(0, 0, [0] * tokens, None)])
+        runtime.step([TokenSpan(0, 0, [0] * tokens, None)])
         runtime.drop(0)
 
     return step_pace(options, runtime.ready.context_tokens, compute)
@@ -167,7 +167,7 @@ def _text(runtime: Runtime, tokens: list[int]) -> str:
     return b"".join(runtime.piece(token, special=True) for token in tokens).decode(errors="replace")
 
 
-def _refusal(submit: Submit, prompt: int, context: int) -> Refused | None:
+def _refusal(submit: Submit, prompt: int, context: int) -> RequestRefused | None:
     """Returns the refusal of a prompt that does not fit, with the numbers, or None if it fits."""
     wanted = submit.sampling.max_tokens or 0
     code, param = "CONTEXT_LENGTH_EXCEEDED", "messages"
@@ -183,7 +183,7 @@ def _refusal(submit: Submit, prompt: int, context: int) -> Refused | None:
         )
     else:
         return None
-    return Refused(request=submit.request, code=code, message=message, param=param)
+    return RequestRefused(request=submit.request, code=code, message=message, param=param)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,9 @@ EmbeddingInbox = queue.SimpleQueue[EmbeddingJob | Cancel | Stop]
 
 
 class EmbeddingLoop(WorkerLoop[EmbeddingJob | Cancel]):
-    """The loop that runs an embedding model's requests. Another thread fills `inbox`; `send` gets Encoded, Refused."""
+    """The loop that runs an embedding model's requests. Another thread fills `inbox`; `send` gets Encoded and
+    RequestRefused.
+    """
 
     def __init__(
         self,

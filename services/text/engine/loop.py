@@ -16,11 +16,11 @@ from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
 from services.text.engine.prefix_reuse import PrefixReuse, StateReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import OutOfCells, Runtime, Span
+from services.text.engine.runtime import OutOfCells, Runtime, TokenSpan
 from services.text.engine.sequence import Sequence
 from services.text.engine.token_budget import share_out
 from services.worker.loop import Pace
-from services.worker.messages import EngineError, Refused
+from services.worker.messages import EngineError, RequestRefused
 
 # A client that runs this many times as many requests as another leaves it half of the time.
 HEAVY = 4
@@ -29,7 +29,7 @@ SLOW_TOKENS = 0.1  # seconds for all slow tokens of a step
 
 
 class BatchLoop(RequestLoop):
-    """The batch loop of a loaded model. Another thread fills `inbox`; `send` gets Stepped and Refused."""
+    """The batch loop of a loaded model. Another thread fills `inbox`; `send` gets Stepped and RequestRefused."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class BatchLoop(RequestLoop):
             return newest
         self._retire(newest)
         message = f"the key-value cache has no cells left for a request of {len(newest.tokens)} tokens"
-        self._send(Refused(request=newest.request, code="OUT_OF_MEMORY", message=message))
+        self._send(RequestRefused(request=newest.request, code="OUT_OF_MEMORY", message=message))
         return newest
 
     def _preempt(self, sequence: Sequence, keep: bool = False) -> None:
@@ -175,7 +175,7 @@ class BatchLoop(RequestLoop):
         for sequence, count in plan:
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
             whole = sequence.missing == count
-            spans.append(Span(sequence.id, sequence.computed, tokens, sequence.sampler if whole else None))
+            spans.append(TokenSpan(sequence.id, sequence.computed, tokens, sequence.sampler if whole else None))
         started = time.monotonic()
         try:
             sampled = self._runtime.step(spans)

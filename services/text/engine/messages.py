@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.text.engine.sampling import SamplingParams
-from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
+from services.worker.messages import Cancel, LoadFailed, Loading, Phase, RequestRefused, Stop
 
 USUAL_BYTES = 16  # per token; few texts have more
 MAX_EMBEDDED_TOKENS = 300_000  # of all inputs of a request
@@ -83,7 +83,7 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class DecoderReady:
     """The model is loaded."""
 
     context_tokens: int  # maximum tokens of one request, prompt and answer
@@ -177,4 +177,4 @@ class Encoded:
 
 
 ToWorker = Load | Submit | Hold | Embed | Cancel | Stop
-FromWorker = Loading | Ready | EncoderReady | Failed | Accepted | Refused | Stepped | Encoded
+FromWorker = Loading | DecoderReady | EncoderReady | LoadFailed | Accepted | RequestRefused | Stepped | Encoded

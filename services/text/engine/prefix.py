@@ -18,7 +18,7 @@ KEYED_SHARE = 2  # divisor: entries with a key may hold half of the cache
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class KeptPrefix:
     """A kept prefix: its tokens and the sequence id that holds their cells."""
 
     client: str
@@ -57,14 +57,14 @@ class PrefixCache:
         self._max_entries = max_entries
         self._max_cells = max_cells
         self._drop = drop
-        self._entries: OrderedDict[int, Entry] = OrderedDict()  # by sequence id
+        self._entries: OrderedDict[int, KeptPrefix] = OrderedDict()  # by sequence id
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
+    def find(self, client: str, tokens: Sequence[int]) -> tuple[KeptPrefix, int] | None:
         """Returns the entry that shares most tokens with `tokens`, and their number; None if none shares a block."""
-        best: tuple[Entry, int] | None = None
+        best: tuple[KeptPrefix, int] | None = None
         for entry in self._entries.values():
             if entry.client == client and entry.tokens[:BLOCK] == tokens[:BLOCK]:
                 shared = common_blocks(entry.tokens, tokens)
@@ -74,7 +74,7 @@ class PrefixCache:
             self._entries.move_to_end(best[0].id)
         return best
 
-    def take(self, client: str, tokens: Sequence[int], key: str = "") -> tuple[Entry, int] | None:
+    def take(self, client: str, tokens: Sequence[int], key: str = "") -> tuple[KeptPrefix, int] | None:
         """Removes an entry, so that a request can run in its sequence. Returns it and the number of shared tokens.
 
         This is the entry with the longest common prefix, if that is at least half of it and no other session needs it;
@@ -90,7 +90,7 @@ class PrefixCache:
         self._ledger.forget(entry.holding)
         return entry, common_tokens(entry.tokens, tokens) if entry.client == client else 0
 
-    def keep(self, entry: Entry) -> None:
+    def keep(self, entry: KeptPrefix) -> None:
         """Adds an ended request's prefix, unless another entry covers it.
 
         A session has one entry: a new one replaces the previous one.
@@ -130,17 +130,17 @@ class PrefixCache:
         while self.evict():
             pass
 
-    def _least_wanted(self) -> Entry:
+    def _least_wanted(self) -> KeptPrefix:
         """Returns the least recently used entry without a key, or of all entries if each has one."""
         return next((entry for entry in self._entries.values() if not entry.keys), next(iter(self._entries.values())))
 
-    def _settle(self, newest: Entry) -> None:
+    def _settle(self, newest: KeptPrefix) -> None:
         """Drops the entries that a new entry replaces, and those that exceed the limits."""
         self._replace(newest)
         self._bound_keys()
         self.trim()
 
-    def _replace(self, newest: Entry) -> None:
+    def _replace(self, newest: KeptPrefix) -> None:
         """Drops the earlier entries of a new entry's sessions."""
         for other in list(self._entries.values()):
             mine = other.maker == newest.maker or other.client != newest.client
@@ -160,7 +160,7 @@ class PrefixCache:
             entry.keys = set()
             cells -= len(entry.tokens)
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: KeptPrefix) -> None:
         self._ledger.forget(entry.holding)
         self._drop(entry.id)
 
@@ -168,9 +168,9 @@ class PrefixCache:
 class StateCache(PrefixCache):
     """Kept states, least recently used first. A longer state does not replace a shorter one."""
 
-    def find(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
+    def find(self, client: str, tokens: Sequence[int]) -> tuple[KeptPrefix, int] | None:
         """Returns the longest entry that is a prefix of `tokens`, and its length, or None."""
-        best: Entry | None = None
+        best: KeptPrefix | None = None
         for entry in self._entries.values():
             length = len(entry.tokens)
             longer = best is None or length > len(best.tokens)
@@ -186,7 +186,7 @@ class StateCache(PrefixCache):
         entries = (entry for entry in self._entries.values() if entry.client == client)
         return max((common_blocks(entry.tokens, tokens) for entry in entries), default=0)
 
-    def keep(self, entry: Entry) -> None:
+    def keep(self, entry: KeptPrefix) -> None:
         """Adds a state, which replaces an entry with the same tokens.
 
         A session keeps the entries of its newest request. The longest of them is evicted first: it helps only if the

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 
 from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
-from services.text.engine.prefix import Entry, PrefixCache, StateCache, common_blocks
+from services.text.engine.prefix import KeptPrefix, PrefixCache, StateCache, common_blocks
 from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence
 
@@ -103,7 +103,7 @@ class PrefixReuse:
             return
         self._runtime.drop(sequence.id, whole)
         kept = self._ledger.keep(sequence.holding)
-        self._entries.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept, sequence.keys))
+        self._entries.keep(KeptPrefix(sequence.client, sequence.tokens[:whole], sequence.id, kept, sequence.keys))
 
     def release(self, sequence: Sequence) -> None:
         """Frees a running request's cells and its sequence id."""
@@ -231,7 +231,7 @@ class StateReuse(PrefixReuse):
         self._runtime.copy(sequence.id, place, sequence.computed)
         kept = self._ledger.keep_whole(sequence.holding)
         tokens = sequence.tokens[: sequence.computed]
-        self._entries.keep(Entry(sequence.client, tokens, place, kept, set(keys), sequence.arrival))
+        self._entries.keep(KeptPrefix(sequence.client, tokens, place, kept, set(keys), sequence.arrival))
 
 
 def _settled(sequence: Sequence) -> int:

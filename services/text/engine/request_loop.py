@@ -15,7 +15,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.text.engine.messages import Counters, FinishReason, Hold, Piece, Ready, Stepped
+from services.text.engine.messages import Counters, DecoderReady, FinishReason, Hold, Piece, Stepped
 from services.text.engine.runtime import Sampled
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
@@ -40,7 +40,7 @@ class BatchLimits:
 class Speaker(Protocol):
     """The part of a model that every loop needs: the text and the sampling of tokens. `Runtime` includes all of it."""
 
-    ready: Ready
+    ready: DecoderReady
 
     def piece(self, token: int, special: bool) -> bytes:
         """Returns the bytes that a token adds to the text: a control token's name if `special`, nothing for an end."""
@@ -56,7 +56,9 @@ class Speaker(Protocol):
 
 
 class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
-    """The loop that runs a loaded model's requests. Another thread fills `inbox`; `send` gets Stepped and Refused."""
+    """The loop that runs a loaded model's requests. Another thread fills `inbox`; `send` gets Stepped and
+    RequestRefused.
+    """
 
     def __init__(self, speaker: Speaker, limits: BatchLimits, inbox: Inbox, send: Callable[[object], None]) -> None:
         super().__init__(inbox, send)

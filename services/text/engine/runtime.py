@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
+from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
@@ -22,7 +22,7 @@ class OutOfCells(Exception):
 
 
 @dataclass(slots=True)
-class Span:
+class TokenSpan:
     """Tokens of one sequence to compute in a step."""
 
     sequence: int  # id in the runtime's cache
@@ -59,7 +59,7 @@ def kept_states(max_sequences: int) -> int:
 class Runtime(Protocol):
     """A loaded model."""
 
-    ready: Ready
+    ready: DecoderReady
     sequence_ids: int  # number of sequence ids, for requests and prefix cache entries
     reuses_prefixes: bool  # whether a part of a sequence can be copied to another one (no recurrent state)
     reuses_states: bool  # whether only whole sequences can be copied, with their state; implies `shares_cells`
@@ -88,7 +88,7 @@ class Runtime(Protocol):
     def free_sampler(self, sampler: Any) -> None:
         """Frees a sampler."""
 
-    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
+    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
         """Computes all spans, ordered by sequence id. Returns the next token of each span with a sampler, else None.
 
         A span whose constraint has failed gets the error. Raises OutOfCells if the cache is full; nothing was computed.

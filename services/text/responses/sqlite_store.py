@@ -55,7 +55,7 @@ INPUT, OUTPUT = 0, 1
 RUNNING = "status IN ('queued', 'in_progress')"
 
 
-class Database(SharedSqliteFile):
+class ResponseDatabase(SharedSqliteFile):
     """An open database. The caller must close it."""
 
     application_id = 0x616C7273  # `alrs`
@@ -64,7 +64,7 @@ class Database(SharedSqliteFile):
     pragmas = ("foreign_keys = ON", "secure_delete = ON")  # deleted content is overwritten
 
     @classmethod
-    async def open(cls, path: Path) -> Database:
+    async def open(cls, path: Path) -> ResponseDatabase:
         """Opens or creates the file.
 
         Raises:
@@ -83,7 +83,7 @@ class SqliteResponseStore:
 
     def __init__(
         self,
-        database: Database,
+        database: ResponseDatabase,
         days: float,
         clock: Callable[[], float] = time.time,
         most_bytes: int = store.MAX_STORED_BYTES,
@@ -106,7 +106,7 @@ class SqliteResponseStore:
         ticks: Callable[[], float] = time.monotonic,
     ) -> SqliteResponseStore:
         """Opens or creates the file. Raises DatabaseUnusable."""
-        return cls(await Database.open(path), days, clock, most_bytes, ticks)
+        return cls(await ResponseDatabase.open(path), days, clock, most_bytes, ticks)
 
     async def close(self) -> None:
         """Closes the file."""

@@ -21,7 +21,7 @@ from services.audio.engine.messages import (
 from services.audio.engine.preparation import Preparation
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.window import Samples
-from services.worker.messages import Refused
+from services.worker.messages import RequestRefused
 
 
 class EngineSession:
@@ -61,7 +61,7 @@ class EngineSession:
     def work(self, *requests: int) -> None:
         """Runs until the requests are finished."""
         while not {message.request for message in self.of(Finished)} >= set(requests):
-            assert not self.of(Refused)
+            assert not self.of(RequestRefused)
             if not self.prepare():
                 assert self.loop.turn()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.audio.engine.loop import BatchLoop
-from services.audio.engine.mel import Chunk, Closed, Opened
+from services.audio.engine.mel import Closed, RequestOpened, SpectrogramChunk
 from services.audio.engine.messages import Decoding, Finished, PartialText, Segment, Stepped, Transcribed, WhisperReady
 from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Floats, Step
 from services.audio.engine.window import HOP, Piece, Window
@@ -114,7 +114,7 @@ def chunk(request: int, number: int, name: int, *, seconds: float = 4.0, start: 
     mel[0, 0] = name
     samples = round(seconds * 100) * HOP
     window = Window(np.zeros(0, np.float32), (Piece(0, round(start * 100) * HOP, samples),))
-    return Chunk(request, number, mel, window, round(seconds * 100), partial)
+    return SpectrogramChunk(request, number, mel, window, round(seconds * 100), partial)
 
 
 class LoopSession:
@@ -129,7 +129,7 @@ class LoopSession:
 
     def open(self, request: int, decoding: Decoding | None = None, *, client: str = "a", prompt: str = "") -> None:
         chosen = decoding or Decoding(language="en")
-        self.inbox.put(Opened(request, client, chosen, self.runtime.vocabulary.encode(prompt)))
+        self.inbox.put(RequestOpened(request, client, chosen, self.runtime.vocabulary.encode(prompt)))
 
     def put(self, *messages: object) -> None:
         for message in messages:

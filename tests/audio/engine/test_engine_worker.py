@@ -24,7 +24,7 @@ from services.audio.engine.messages import (
     WhisperReady,
 )
 from services.audio.engine.window import Samples
-from services.worker.messages import Cancel, Failed, Refused
+from services.worker.messages import Cancel, LoadFailed, RequestRefused
 from services.worker.process import WorkerDied, WorkerProcess, worker_environ
 from tests.audio.engine.recordings import samples_of, silence
 from tests.speech import librivox
@@ -82,7 +82,7 @@ async def test_worker_serves_many_requests_and_survives_any_input() -> None:
         process.send(Submit(6, "c", Decoding()))
         process.send(Sound(6, b"", last=True))
         heard = await until(process, Finished, 3)
-    refused = [message for message in heard if isinstance(message, Refused)]
+    refused = [message for message in heard if isinstance(message, RequestRefused)]
     assert {(one.request, one.param) for one in refused} == {(1, "language"), (2, "model")}
     assert {message.request for message in heard if isinstance(message, Finished)} == {3, 4, 6}
     assert "amiable" in text(heard, 3)
@@ -123,7 +123,7 @@ async def test_a_multilingual_model_finds_the_language() -> None:
 async def test_unloadable_model_is_reported(tmp_path: Path, runtime: str, code: str) -> None:
     (tmp_path / "model.bin").write_bytes(b"nothing of a model")
     async with worker(tmp_path, runtime) as process:
-        failed = (await until(process, Failed))[-1]
+        failed = (await until(process, LoadFailed))[-1]
         assert failed.code == code
 
 

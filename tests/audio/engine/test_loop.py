@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from services.audio.engine.mel import Closed, Opened, Seek, Taken
+from services.audio.engine.mel import Closed, RequestOpened, Seek, Taken
 from services.audio.engine.messages import Decoding, Finished, LanguageFound, Stepped, Transcribed
 from services.audio.engine.runtime import Decoded
-from services.worker.messages import Cancel, EngineError, Refused, Stop
+from services.worker.messages import Cancel, EngineError, RequestRefused, Stop
 from tests.audio.engine.scripted_whisper import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
 
 DETECT = Decoding()
@@ -283,7 +283,7 @@ def test_a_request_that_cannot_be_computed_is_refused_and_the_others_go_on() -> 
     for request in (1, 2, 3):
         session.ask(request, 10 + request)
     session.work(1, 3)
-    assert [(one.request, one.code) for one in session.of(Refused)] == [(2, "INTERNAL")]
+    assert [(one.request, one.code) for one in session.of(RequestRefused)] == [(2, "INTERNAL")]
     assert Cancel(2) in session.handed
     assert (session.text(1), session.text(3)) == (" w11", " w13")
 
@@ -407,10 +407,10 @@ def test_times_never_go_back() -> None:
 def test_expired_request_is_never_encoded_and_ends_before_the_next_step() -> None:
     session = LoopSession(Scripted(batch=4))
     now = time.monotonic()
-    session.put(Opened(1, "a", ENGLISH, [], now - 1), chunk(1, 0, 11))
-    session.put(Opened(2, "a", ENGLISH, [], now + 3600), chunk(2, 0, 12), Closed(2, 480_000))
+    session.put(RequestOpened(1, "a", ENGLISH, [], now - 1), chunk(1, 0, 11))
+    session.put(RequestOpened(2, "a", ENGLISH, [], now + 3600), chunk(2, 0, 12), Closed(2, 480_000))
     session.work(2)
-    (refused,) = session.of(Refused)
+    (refused,) = session.of(RequestRefused)
     assert (refused.request, refused.code) == (1, "TIMEOUT")
     assert Cancel(1) in session.handed, "nor is more of its sound prepared"
     assert session.runtime.decoded == [[12]]

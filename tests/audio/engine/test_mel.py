@@ -7,7 +7,7 @@ import pytest
 
 from services.audio.engine.mel import COLUMNS, LogMel, log_mel
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Samples
-from services.audio.engine.windows import WholeWindows
+from services.audio.engine.window_planner import WholeWindowPlanner
 from tests.audio.engine.recordings import announcement, novel
 from tests.case import case
 from tests.late import late
@@ -61,7 +61,7 @@ def test_windows_of_a_file_are_cut_out_of_the_file_s_spectrogram() -> None:
     """Windows agree at their edges too, where a column depends on the samples of the neighbouring windows."""
     samples = np.concatenate([announcement()[:400_000], novel(), novel()[:100_001]])  # the first part is loudest
     whole = reference(samples, 80)
-    windows, mels = WholeWindows(), LogMel(80)
+    windows, mels = WholeWindowPlanner(), LogMel(80)
     windows.feed(samples)
     windows.end()
     seeks = []
@@ -79,7 +79,7 @@ def test_windows_of_a_file_are_cut_out_of_the_file_s_spectrogram() -> None:
 def test_a_faint_window_is_clipped_below_the_loudest_so_far() -> None:
     faint = np.zeros(WINDOW_SAMPLES, dtype=np.float32)
     faint[::2] = 1e-6
-    windows, mels = WholeWindows(), LogMel(80)
+    windows, mels = WholeWindowPlanner(), LogMel(80)
     windows.feed(np.concatenate([announcement()[:WINDOW_SAMPLES], faint]))
     windows.end()
     first = windows.ready()

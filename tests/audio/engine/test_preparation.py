@@ -6,11 +6,11 @@ import queue
 
 import numpy as np
 
-from services.audio.engine.mel import Chunk, Closed, Opened, Seek, Taken
+from services.audio.engine.mel import Closed, RequestOpened, Seek, SpectrogramChunk, Taken
 from services.audio.engine.messages import Consumed, Decoding, Sound, Submit
 from services.audio.engine.preparation import BACKLOG_BYTES, HELD_SAMPLES, Preparation
 from services.audio.engine.window import Samples
-from services.worker.messages import Cancel, Refused, Stop
+from services.worker.messages import Cancel, RequestRefused, Stop
 from tests.audio.engine.recordings import announcement, novel, silence
 from tests.audio.engine.scripted_whisper import Scripted
 
@@ -36,17 +36,21 @@ class PreparationSession:
         while not self.inbox.empty() or any(map(self.preparation._can_process, self.preparation._feeds.values())):
             assert self.preparation.turn()
 
-    def chunks(self, request: int = 1) -> list[Chunk]:
-        return [one for one in self.handed if isinstance(one, Chunk) and one.request == request and not one.partial]
+    def chunks(self, request: int = 1) -> list[SpectrogramChunk]:
+        return [
+            one
+            for one in self.handed
+            if isinstance(one, SpectrogramChunk) and one.request == request and not one.partial
+        ]
 
-    def partials(self) -> list[Chunk]:
-        return [one for one in self.handed if isinstance(one, Chunk) and one.partial]
+    def partials(self) -> list[SpectrogramChunk]:
+        return [one for one in self.handed if isinstance(one, SpectrogramChunk) and one.partial]
 
     def closed(self) -> list[Closed]:
         return [one for one in self.handed if isinstance(one, Closed)]
 
-    def refused(self) -> list[Refused]:
-        return [one for one in self.sent if isinstance(one, Refused)]
+    def refused(self) -> list[RequestRefused]:
+        return [one for one in self.sent if isinstance(one, RequestRefused)]
 
     @property
     def consumed(self) -> int:
@@ -60,7 +64,7 @@ def pcm(samples: Samples) -> bytes:
 def test_a_request_is_opened_cut_and_closed() -> None:
     session = PreparationSession()
     session.put(Submit(1, "a", SPEECH), Sound(1, pcm(novel()), last=True))
-    assert session.handed[0] == Opened(1, "a", SPEECH, [])
+    assert session.handed[0] == RequestOpened(1, "a", SPEECH, [])
     (one,) = session.chunks()
     assert one.mel.shape == (80, 3000)
     assert one.frames == len(one.mel[0].nonzero()[0])

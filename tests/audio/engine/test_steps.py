@@ -11,7 +11,7 @@ import pytest
 from services.audio.engine.messages import Decoding, Finished
 from services.audio.engine.runtime import Decoded, Floats, Step
 from services.audio.engine.steps import OVERTAKING, Lanes, Work
-from services.worker.messages import Cancel, EngineError, Refused
+from services.worker.messages import Cancel, EngineError, RequestRefused
 from tests.audio.engine.scripted_whisper import LoopSession, Scripted, chunk
 
 SECONDS = 20.0  # upper limit of a wait
@@ -126,8 +126,8 @@ def test_failing_lane_refuses_and_the_other_continues() -> None:
     session.ask(1, 11)
     session.ask(2, 12)
     session.work(2)
-    turn_until(session, lambda: session.of(Refused))
-    assert [one.request for one in session.of(Refused)] == [1]
+    turn_until(session, lambda: session.of(RequestRefused))
+    assert [one.request for one in session.of(RequestRefused)] == [1]
     assert session.text(2) == " w12"
 
 

@@ -33,7 +33,7 @@ def test_times_lie_in_their_pieces_and_in_the_window(time: float, place: float) 
     assert WINDOW.at(time) == pytest.approx(place)
 
 
-def test_spans_are_not_stretched_over_what_was_left_out() -> None:
+def test_spans_do_not_cover_removed_silence() -> None:
     for span, place in [
         ((0.3, 4.3), (10.0, 14.0)),
         ((0.3, 6.9), (10.0, 62.0)),

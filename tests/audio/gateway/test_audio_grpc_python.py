@@ -47,7 +47,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
         yield data[start : start + RATE // 5]
 
 
-def test_reflection_tells_of_it_on_the_same_port(channel: grpc.Channel) -> None:
+def test_reflection_lists_the_audio_service_on_the_same_port(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert SERVICE in database.get_services()
     file = database.FindFileContainingSymbol(SERVICE)

@@ -94,7 +94,7 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
 
 
-def test_a_stream_tells_segments_while_others_are_still_decoded(stack: Stack, client: openai.OpenAI) -> None:
+def test_a_stream_sends_segments_while_others_are_decoded(stack: Stack, client: openai.OpenAI) -> None:
     """A caller who hangs up after the first segment ends an unfinished transcription."""
     pieces = [samples_of(long_prompt().path)] * 10  # many minutes of speech
     file = ("long.flac", encoded("flac", pieces))

@@ -162,7 +162,7 @@ async def test_the_reference_would_work_elsewhere(secret: Path, tmp_path: Path) 
 
 
 @on_modules_loop
-async def test_a_table_that_claims_more_than_there_is_memory(pool: Pool) -> None:
+async def test_a_table_larger_than_memory_is_refused(pool: Pool) -> None:
     film = mov_of_another_file("/none", 16000)
     for kind in (b"stts", b"stsc", b"stsz", b"stco"):
         at = film.index(kind) + 8

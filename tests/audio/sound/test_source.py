@@ -24,7 +24,7 @@ sys.stdin.read()
 """
 
 
-def test_an_upload_is_what_was_written_and_gone_at_the_end(tmp_path: Path) -> None:
+def test_an_upload_holds_the_written_bytes_and_is_deleted_at_the_end(tmp_path: Path) -> None:
     with Upload(tmp_path, 10) as upload:
         upload.write(b"abc")
         upload.write(b"defg")
@@ -119,7 +119,7 @@ def test_only_what_models_take_is_plain() -> None:
     assert (RawSound(8000, 3).frame_bytes, RawSound(8000, 3, "f32le").frame_bytes) == (6, 12)
 
 
-async def test_a_feed_gives_what_was_put_in_order() -> None:
+async def test_a_feed_returns_its_bytes_in_order() -> None:
     feed = LiveFeed()
     await feed.put(b"abc")
     await feed.put(b"")

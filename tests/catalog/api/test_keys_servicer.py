@@ -18,7 +18,7 @@ from services.auth.authentication import Authenticator
 from services.auth.key_format import key_hash
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api_keys import ApiKeys
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.rpc.call import Call
 from tests.catalog.catalog_service import refusal
 from tests.identities import PUBLIC, identity, own_process, shown
@@ -28,7 +28,7 @@ PATIENCE = 60.0  # seconds
 
 @asynccontextmanager
 async def served(home: Path) -> AsyncIterator[keys_pb2_grpc.KeyServiceStub]:
-    database = await Database.open(home / "catalog.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "catalog.db", MIGRATIONS)
     keys = await ApiKeys.load(database)
     server = grpc.aio.server()
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server)

@@ -122,7 +122,7 @@ async def test_unknown_sender_is_ignored(tmp_path: Path) -> None:
         stream.cancel()
 
 
-async def test_replicas_that_tell_no_figures_are_not_in_it(tmp_path: Path) -> None:
+async def test_replicas_without_figures_are_left_out(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.report("old", complete=True)
         await service.report("new", complete=True, figures=figures(1))

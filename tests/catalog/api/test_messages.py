@@ -17,7 +17,7 @@ from allm.openai.v1 import models_service_pb2
 from services.auth.authentication import Authenticator
 from services.auth.caller import Caller, keep_caller
 from services.catalog.api.messages import shown_part
-from services.models.desired import Part
+from services.models.desired import ModelPart
 from services.models.manifest import Manifest, ManifestFile
 from services.rpc.call import Call
 from tests.catalog.catalog_service import FAILED, READY, TEXT, Service, running, status
@@ -157,7 +157,7 @@ async def test_paths_of_the_host_are_for_the_admin_scope(service: Service) -> No
 
 def test_parts_show_local_folders_only_to_the_admin_scope() -> None:
     manifest = Manifest(folder="/srv/loras", files=(ManifestFile(path="l.safetensors", size=1),))
-    lora = Part(kind="lora", source="file:///srv/loras/l.safetensors", manifest=manifest)
+    lora = ModelPart(kind="lora", source="file:///srv/loras/l.safetensors", manifest=manifest)
 
     def shown(scope: str) -> tuple[str, str, str]:
         keep_caller(Caller(identity("key_ann", scope)))

@@ -291,7 +291,7 @@ def _has_problem(service: Service) -> Callable[[], Awaitable[bool]]:
     return look
 
 
-async def test_a_declared_model_stays_while_its_entry_is_wrong(declared: Declared) -> None:
+async def test_a_declared_model_stays_while_its_entry_is_invalid(declared: Declared) -> None:
     declared.write(declared.entry("a"), declared.entry("b"), declared.entry("c"))
     async with running(declared.home, **declared.environ) as service:
         await eventually(lambda: names(service), ["a", "b", "c"])
@@ -339,7 +339,7 @@ async def test_the_hub_is_asked_until_it_answers_and_a_revision_is_a_new_generat
         assert (await service.get("m")).source == "hf://org/m@next"
 
 
-async def test_a_hub_that_hangs_holds_up_neither_others_nor_the_next_file(hub: LoopbackHub, declared: Declared) -> None:
+async def test_a_hung_hub_delays_neither_others_nor_the_next_file(hub: LoopbackHub, declared: Declared) -> None:
     hub.add("org/m", safetensors(declared.home / "m"))
     gate = hub.gate("config.json")
     declared.write({"id": "m", "source": "hf://org/m", "format": "safetensors"}, declared.entry("a"))
@@ -368,7 +368,7 @@ async def test_a_restart_changes_nothing_but_what_has_changed_meanwhile(declared
         assert await model(service, "b", "generation", "context_tokens")() == [2, 512], "its file is another"
 
 
-async def test_without_the_setting_what_was_declared_is_an_operators(declared: Declared) -> None:
+async def test_without_the_setting_declared_models_belong_to_the_operator(declared: Declared) -> None:
     declared.write(declared.entry("a"), declared.entry("b"))
     async with running(declared.home, **declared.environ) as service:
         await eventually(lambda: names(service), ["a", "b"])
@@ -430,7 +430,7 @@ async def test_problems_are_for_those_who_may_register(declared: Declared, monke
         assert await shown_to(service, "inference") is None
 
 
-async def test_a_disk_that_takes_nothing_ends_nothing(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_error_ends_no_process(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
     declared.write(declared.entry("a"))
     async with running(declared.home, **declared.environ) as service:
         await eventually(lambda: names(service), ["a"])

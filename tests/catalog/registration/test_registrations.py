@@ -12,17 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.catalog.database import MIGRATIONS, Database
+from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registration, Registrations
 from services.errors import ModelExists, ModelInvalid, ModelNotFound
 from services.models.descriptor import EngineSettings
-from services.models.desired import ImageDefaults, Part
+from services.models.desired import ImageDefaults, ModelPart
 from tests.catalog.desired_model import ARTIFACT, MEASURED, desired
 
 
 @asynccontextmanager
 async def opened(home: Path) -> AsyncIterator[Registrations]:
-    database = await Database.open(home / "c.db", MIGRATIONS)
+    database = await CatalogDatabase.open(home / "c.db", MIGRATIONS)
     try:
         yield await Registrations.load(database)
     finally:
@@ -40,8 +40,8 @@ async def read_again(home: Path) -> list[Registration]:
 
 async def test_everything_of_a_model_survives_a_restart(tmp_path: Path) -> None:
     parts = (
-        Part(kind="base", source="", manifest=ARTIFACT.manifest),
-        Part(kind="lora", source="file:///l.safetensors", manifest=ARTIFACT.manifest, scale=-0.5),
+        ModelPart(kind="base", source="", manifest=ARTIFACT.manifest),
+        ModelPart(kind="lora", source="file:///l.safetensors", manifest=ARTIFACT.manifest, scale=-0.5),
     )
     drawn = ImageDefaults(steps=20, guidance=2.5)
     wanted = desired(
@@ -69,7 +69,7 @@ async def test_everything_of_a_model_survives_a_restart(tmp_path: Path) -> None:
 
 async def test_a_row_of_the_first_version_is_still_read(tmp_path: Path) -> None:
     """Renaming a field of a JSON column requires a migration."""
-    await (await Database.open(tmp_path / "c.db", MIGRATIONS[:1])).close()
+    await (await CatalogDatabase.open(tmp_path / "c.db", MIGRATIONS[:1])).close()
     facts = (
         '{"id":"m","modality":"text","format":"safetensors","architecture":"llama","capabilities":["chat"],'
         '"size":5,"context_tokens":64}'
@@ -107,7 +107,7 @@ async def test_runtime_of_the_models_file_becomes_the_registered_one(
     tmp_path: Path, declared: str, registered: str
 ) -> None:
     """The database predates the column; an operator may have loaded the model with another runtime since."""
-    await (await Database.open(tmp_path / "c.db", MIGRATIONS[:4])).close()
+    await (await CatalogDatabase.open(tmp_path / "c.db", MIGRATIONS[:4])).close()
     with closing(sqlite3.connect(tmp_path / "c.db")) as connection, connection:
         connection.execute(
             "INSERT INTO models VALUES (1, 'm', 'x', 1, ?, ?, '[]', '', 1, 'other', 0, 1, 1, '[]', '{}', ?)",

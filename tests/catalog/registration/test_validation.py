@@ -149,7 +149,7 @@ async def test_unsupported_keywords_for_gguf_are_refused(
         assert model.engine.context_tokens == 512
 
 
-async def test_models_that_hear_or_draw_have_no_engine(tmp_path: Path) -> None:
+async def test_audio_and_image_models_have_no_engine_settings(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         for format_ in ("whisper", "diffusers"):
             error = await refusal(service.register("m", format=format_, engine=Engine(max_sequences=1)))

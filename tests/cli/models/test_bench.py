@@ -155,7 +155,7 @@ def test_models_for_anything_else_are_not_measured_so_far(models: Commands) -> N
     )
 
 
-def test_without_a_service_there_is_nothing_to_measure(models: Commands) -> None:
+def test_without_a_service_nothing_is_measured(models: Commands) -> None:
     models.catalog.models = {"m": desired("m")}
     done = models("bench", "m")
     assert (done.status, done.stderr) == (1, "allm: no service for text models is running\n")

@@ -49,7 +49,7 @@ def test_it_waits_until_the_model_is_ready(models: Commands) -> None:
     assert list(request.aliases) == ["gpt-4o", "b"]
 
 
-def test_on_no_terminal_a_download_tells_a_line_now_and_then_only(models: Commands) -> None:
+def test_without_a_terminal_a_download_prints_occasional_lines(models: Commands) -> None:
     models.catalog.story = [*(fetching(done) for done in range(0, 138 * MIB, MIB // 4)), desired("m")]
     done = models("add", "m", HUB, "--format", "gguf")
     assert done.status == 0

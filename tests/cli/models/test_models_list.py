@@ -66,7 +66,7 @@ def test_nothing_that_a_terminal_would_obey_is_printed(models: Commands) -> None
         assert not set("\x1b\x07\r") & set(shown)
 
 
-def test_show_tells_everything(models: Commands) -> None:
+def test_show_prints_all_fields(models: Commands) -> None:
     serving = replica("loaded", "text-1", peak_memory_bytes=200 * MIB, artifact="openai/m-fast@v1")
     serving.next.generation, serving.next.state, serving.next.reason = 2, 3, "wrong hash of m.gguf"
     benchmark = model_pb2.Benchmark(

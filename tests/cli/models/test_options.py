@@ -26,7 +26,7 @@ def test_runtime_and_settings_reach_the_catalog(models: Commands) -> None:
     assert (request.runtime, request.engine) == ("vllm", WHOLE)
 
 
-def test_nothing_is_said_where_nothing_was(models: Commands) -> None:
+def test_unset_values_are_not_sent(models: Commands) -> None:
     models.catalog.models["other"] = desired("other")
     assert models(*ADD).status == 0
     assert models("update", "other", "--no-wait").status == 0
@@ -35,7 +35,7 @@ def test_nothing_is_said_where_nothing_was(models: Commands) -> None:
     assert (change.HasField("runtime"), change.HasField("engine")) == (False, False)
 
 
-def test_an_update_may_give_both_back(models: Commands) -> None:
+def test_an_update_can_reset_both(models: Commands) -> None:
     models.catalog.models["m"] = desired("m")
     assert models("update", "m", "--runtime", "vllm", "--max-sequences", "4", "--no-wait").status == 0
     assert models("update", "m", "--runtime", "", "--max-sequences", "0", "--no-wait").status == 0
@@ -79,13 +79,13 @@ def test_parts_and_values_reach_the_catalog(models: Commands, tmp_path: Path) ->
     ]
 
 
-def test_without_them_nothing_is_said(models: Commands) -> None:
+def test_without_options_nothing_is_sent(models: Commands) -> None:
     assert models(*ADD_IMAGE).status == 0
     (request,) = models.catalog.requests("RegisterModel")
     assert (request.base, len(request.loras), request.HasField("image_defaults")) == ("", 0, False)
 
 
-def test_an_update_tells_none_from_as_they_are(models: Commands) -> None:
+def test_an_update_distinguishes_none_from_unchanged(models: Commands) -> None:
     models.catalog.models["m"] = desired("m")
     assert models("update", "m", "--no-wait").status == 0
     assert models("update", "m", "--no-loras", "--no-wait").status == 0

@@ -92,7 +92,7 @@ def test_a_bar_on_a_terminal() -> None:
     assert not any("?" in line for line in last if "\x1b[?" not in line)
 
 
-def test_a_bar_has_no_figures_before_it_is_known_how_much_there_is() -> None:
+def test_a_bar_has_no_figures_until_the_total_is_known() -> None:
     file = io.StringIO()
     with StageProgress("m", Console(file=file, width=120, force_terminal=True, color_system=None)) as screen:
         screen.show(Stage("pending", "no text service is running"))

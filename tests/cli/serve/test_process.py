@@ -8,7 +8,7 @@ from pathlib import Path
 from services.cli.serve.process import WAITING, LogFile
 
 
-def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
+def test_lines_are_appended_to_an_existing_log(tmp_path: Path) -> None:
     for run in (b"first", b"second"):
         log = LogFile(tmp_path / "logs" / "a.log")
         log.write([run, b"line"])

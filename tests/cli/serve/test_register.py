@@ -167,7 +167,7 @@ def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tm
         assert "no longer" not in said(stack)
 
 
-def test_the_demo_comes_where_the_roots_are_elsewhere_too_and_what_is_removed_stays_away(tmp_path: Path) -> None:
+def test_the_demo_is_installed_outside_the_roots_and_stays_removed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
@@ -224,7 +224,7 @@ async def test_existing_files_are_used_without_a_message(tmp_path: Path) -> None
     assert said == []
 
 
-async def test_without_the_extras_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_without_the_extras_nothing_is_converted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "is_installed", lambda _: False)
     said: list[str] = []
     assert await unpack_demo(tmp_path, said.append) is None

@@ -210,7 +210,7 @@ def test_installed_services_start_without_a_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", OPTIONAL)
-def test_without_its_packages_there_is_no_such_service_and_how_to_get_it_is_said(
+def test_without_its_packages_a_service_is_off_and_a_hint_is_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: str
 ) -> None:
     monkeypatch.setattr(serve, f"{service.upper()}_PACKAGES", ("numpy", "no_such_package"))

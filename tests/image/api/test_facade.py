@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 
 from services.errors import InvalidRequest, Overloaded
 from services.image.images import Event, PictureFile
-from services.image.parameters import Output
+from services.image.parameters import OutputFormat
 from services.rest.openai.body import json_body
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, content, served
@@ -77,7 +77,7 @@ async def test_base64_is_the_default(client: AsyncOpenAI, core: ScriptedImages) 
     (request,) = core.requests
     assert (request.task, request.prompt, request.count, request.size) == ("generate", "a red circle", 2, None)
     assert (request.seed, request.steps, request.guidance, request.strength) == (None, None, None, None)
-    assert (request.quality, request.output, request.partials) == ("auto", Output("png", 100), 0)
+    assert (request.quality, request.output, request.partials) == ("auto", OutputFormat("png", 100), 0)
 
 
 async def test_all_parameters_reach_the_core(client: AsyncOpenAI, core: ScriptedImages) -> None:
@@ -102,7 +102,7 @@ async def test_all_parameters_reach_the_core(client: AsyncOpenAI, core: Scripted
     assert answer.safety_identifier == "somebody"
     assert "quality" not in answer.to_dict(exclude_unset=True)
     (request,) = core.requests
-    assert (request.size, request.output) == ((96, 64), Output("webp", 80))
+    assert (request.size, request.output) == ((96, 64), OutputFormat("webp", 80))
     assert (request.seed, request.steps, request.guidance) == (2**53 - 1, 12, 3.0)
     assert (request.negative_prompt, request.scheduler) == ("blue", "euler")
 
@@ -295,7 +295,7 @@ async def test_a_variation_has_no_mask_and_no_prompt(client: AsyncOpenAI) -> Non
             await client.images.create_variation(image=IMAGE, model=MODEL, extra_body=extra)
 
 
-async def test_more_files_than_there_is_room_for_are_refused(core: ScriptedImages, tmp_path: Path) -> None:
+async def test_files_beyond_the_limit_are_refused(core: ScriptedImages, tmp_path: Path) -> None:
     there, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(_: Event) -> None:

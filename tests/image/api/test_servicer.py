@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from services.errors import InvalidRequest, Overloaded
 from services.image.images import Event, PictureFile
-from services.image.parameters import Output
+from services.image.parameters import OutputFormat
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 
@@ -66,7 +66,7 @@ def detail(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     return info
 
 
-async def test_pictures_come_in_order_with_all_that_they_were_drawn_with(stub: Stub, core: ScriptedImages) -> None:
+async def test_pictures_arrive_in_order_with_their_parameters(stub: Stub, core: ScriptedImages) -> None:
     answer = await stub.GenerateImage(generate(count=2, format=image_pb2.IMAGE_FORMAT_WEBP))
     assert answer.model == MODEL
     assert [(each.index, each.data, each.seed) for each in answer.images] == [(0, content(0), 7), (1, content(1), 8)]
@@ -76,7 +76,7 @@ async def test_pictures_come_in_order_with_all_that_they_were_drawn_with(stub: S
     assert (drawn.guidance, drawn.scheduler, drawn.HasField("strength")) == (5.5, "ddim", False)
     assert (answer.usage.prompt_tokens, answer.usage.steps, answer.usage.seconds) == (9, 8, 0.25)
     (request,) = core.requests
-    assert (request.count, request.output, request.progress) == (2, Output("webp", 100), False)
+    assert (request.count, request.output, request.progress) == (2, OutputFormat("webp", 100), False)
 
 
 async def test_all_parameters_reach_the_core(stub: Stub, core: ScriptedImages) -> None:
@@ -84,11 +84,11 @@ async def test_all_parameters_reach_the_core(stub: Stub, core: ScriptedImages) -
     await stub.GenerateImage(generate(**fields, scheduler="euler", format="IMAGE_FORMAT_JPEG", compression=0))
     (request,) = core.requests
     assert (request.size, request.seed, request.steps, request.guidance) == ((96, 64), 0, 12, 0.7)
-    assert (request.negative_prompt, request.scheduler, request.output) == ("blue", "euler", Output("jpeg", 0))
+    assert (request.negative_prompt, request.scheduler, request.output) == ("blue", "euler", OutputFormat("jpeg", 0))
 
 
 @streams
-async def test_a_stream_tells_how_it_goes(stub: Stub, core: ScriptedImages, rpc: str) -> None:
+async def test_a_stream_reports_progress(stub: Stub, core: ScriptedImages, rpc: str) -> None:
     events = [event async for event in getattr(stub, rpc)(streamed(rpc, partial_images=1))]
     kinds = [event.WhichOneof("event") for event in events]
     assert kinds == ["started", *["progress"] * 4, "partial", "image", "finished"]

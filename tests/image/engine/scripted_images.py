@@ -20,7 +20,7 @@ from services.image.engine.messages import (
     Stepped,
 )
 from services.image.engine.runtime import AfterStep, PromptLength
-from services.worker.messages import Cancel, EngineError, Refused
+from services.worker.messages import Cancel, EngineError, RequestRefused
 
 READY = PipelineReady(
     family="Scripted",
@@ -121,7 +121,7 @@ class LoopOfImages:
     def work(self, *requests: int) -> None:
         """Steps the loop until the requests have ended."""
         for _ in range(100):
-            if {message.request for message in (*self.of(Finished), *self.of(Refused))} >= set(requests):
+            if {message.request for message in (*self.of(Finished), *self.of(RequestRefused))} >= set(requests):
                 return
             self.turn()
         raise AssertionError("the requests do not end")

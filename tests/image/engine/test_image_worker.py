@@ -20,7 +20,7 @@ from services.image.engine.messages import (
     Progress,
     Stepped,
 )
-from services.worker.messages import Cancel, Failed, Refused
+from services.worker.messages import Cancel, LoadFailed, RequestRefused
 from services.worker.process import WorkerDied, WorkerProcess, worker_environ
 from tests.image.engine.scripted_images import asked
 from tests.image.engine.tiny_pipelines import saved
@@ -85,7 +85,9 @@ async def test_a_worker_serves_many_requests_and_ends_with_its_service(
         process.send(Cancel(99))
         process.send(asked(5, **SMALL, client="c", image=bytes(32 * 32 * 3), strength=0.5))
         heard = await until(process, Finished, 2)
-        refused = {message.request: (message.code, message.param) for message in heard if isinstance(message, Refused)}
+        refused = {
+            message.request: (message.code, message.param) for message in heard if isinstance(message, RequestRefused)
+        }
         assert refused == {2: ("INVALID_REQUEST", "prompt"), 3: ("INVALID_REQUEST", "prompt")}
         assert {message.request for message in heard if isinstance(message, Finished)} == {1, 5}
         assert [message.prompt_tokens for message in of(heard, Accepted, 1)] == [2]
@@ -111,6 +113,6 @@ async def test_a_worker_serves_many_requests_and_ends_with_its_service(
 
 async def test_unloadable_model_is_reported(tmp_path: Path) -> None:
     async with worker(tmp_path, "brush") as process:
-        failed = (await until(process, Failed))[-1]
+        failed = (await until(process, LoadFailed))[-1]
         assert failed.code == "UNSUPPORTED"
         assert "diffusers" in failed.message

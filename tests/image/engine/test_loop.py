@@ -13,7 +13,7 @@ from services.image.engine import loop
 from services.image.engine.loop import ReturningCallers
 from services.image.engine.messages import Finished, Picture, Stepped
 from services.worker import loop as worker_loop
-from services.worker.messages import Cancel, EngineError, Refused, Stop
+from services.worker.messages import Cancel, EngineError, RequestRefused, Stop
 from tests.case import case
 from tests.image.engine.scripted_images import READY, LoopOfImages, Scripted, asked
 
@@ -32,7 +32,7 @@ def test_a_request_gets_its_images_each_with_its_own_seed_and_then_its_end() -> 
     assert session.counters.running == session.counters.waiting == 0
 
 
-def test_seeds_go_on_from_the_beginning_behind_the_greatest() -> None:
+def test_seeds_wrap_around_after_the_greatest() -> None:
     session = LoopOfImages(Scripted())
     session.ask(1, count=2, seed=2**64 - 1)
     session.work(1)
@@ -210,7 +210,7 @@ def test_faulty_request_alone_is_refused_in_a_failed_batch() -> None:
     for request in (1, 2, 3):
         session.ask(request)
     session.work(1, 2, 3)
-    (refused,) = session.of(Refused)
+    (refused,) = session.of(RequestRefused)
     assert (refused.request, refused.code, refused.message) == (2, "INTERNAL", "it broke")
     assert session.pictures(1) == [b"100"]
     assert session.pictures(3) == [b"300"]
@@ -220,7 +220,7 @@ def test_a_request_at_fault_is_refused_with_all_its_images() -> None:
     session = LoopOfImages(Scripted(faults={101: BROKEN}))
     session.ask(1, count=3)
     session.work(1)
-    assert len(session.of(Refused)) == 1
+    assert len(session.of(RequestRefused)) == 1
     assert session.of(Finished) == []
     session.ask(2)
     session.work(2)
@@ -237,11 +237,11 @@ def test_out_of_memory_makes_batches_smaller_for_good() -> None:
     assert session.pictures(1) == [b"100", b"101", b"102", b"103"]
 
 
-def test_an_image_for_which_there_is_no_memory_is_refused() -> None:
+def test_an_image_that_does_not_fit_in_memory_is_refused() -> None:
     session = LoopOfImages(Scripted(most=0))
     session.ask(1, count=2)
     session.work(1)
-    assert [refused.code for refused in session.of(Refused)] == ["OUT_OF_MEMORY"]
+    assert [refused.code for refused in session.of(RequestRefused)] == ["OUT_OF_MEMORY"]
 
 
 def test_stop_ends_a_running_batch() -> None:
@@ -252,7 +252,7 @@ def test_stop_ends_a_running_batch() -> None:
     assert session.runtime.ended == 1
 
 
-def test_there_is_a_heartbeat_for_every_step_and_none_without_news() -> None:
+def test_every_step_sends_a_heartbeat_and_idle_time_none() -> None:
     session = LoopOfImages(Scripted(ready=replace(READY, batch_images=1)))
     session.ask(1)
     session.ask(2)
@@ -273,7 +273,7 @@ def test_expired_request_is_never_started_and_a_running_one_ends_at_the_next_ste
     session.ask(1, deadline=now - 1)
     session.ask(2, deadline=now + 3600)
     session.work(1, 2)
-    (refused,) = session.of(Refused)
+    (refused,) = session.of(RequestRefused)
     assert (refused.request, refused.code) == (1, "TIMEOUT")
     assert session.runtime.seeds == [[200]]
     assert session.pictures(2) == [b"200"]
@@ -285,7 +285,7 @@ def test_expired_request_is_never_started_and_a_running_one_ends_at_the_next_ste
     session.runtime.between[2] = wait
     session.ask(3, count=2, deadline=now + 1)
     session.work(3)
-    assert session.of(Refused)[-1].request == 3
+    assert session.of(RequestRefused)[-1].request == 3
     assert session.runtime.ended == 1
     assert session.counters.running == session.counters.waiting == 0
 
@@ -340,7 +340,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> LoopOfImages:
     return session
 
 
-def test_those_who_come_back_are_a_batch_again(session: LoopOfImages) -> None:
+def test_returning_clients_share_a_batch_again(session: LoopOfImages) -> None:
     for request in (1, 2, 3):
         session.ask(request)
     session.work(1, 2, 3)
@@ -391,7 +391,7 @@ def test_request_cancelled_during_the_wait_is_not_computed(session: LoopOfImages
     ],
     ids=["new", "nobody-left", "two-left", "a-moment-ago", "one-back", "both-back", "another-batch"],
 )
-def test_for_whom_is_waited(happens: Callable[[ReturningCallers], object], waits: bool) -> None:
+def test_which_clients_a_batch_waits_for(happens: Callable[[ReturningCallers], object], waits: bool) -> None:
     both = ReturningCallers()
     happens(both)
     assert (0 < both.seconds <= loop.MOST_SECONDS) == waits

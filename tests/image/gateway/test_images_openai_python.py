@@ -53,14 +53,14 @@ def image(side: int = SIDE) -> bytes:
     return file(halves(side, side))
 
 
-def test_the_line_on_the_screen_draws_and_its_url_can_be_fetched(stack: Stack) -> None:
+def test_the_printed_curl_command_works_and_its_url_can_be_fetched(stack: Stack) -> None:
     (line,) = [line for line in (stack.home / "output.txt").read_text().splitlines() if "/images/generations" in line]
     answer = subprocess.run(shlex.split(line), capture_output=True, timeout=PATIENCE_SECONDS, check=True).stdout
     with urllib.request.urlopen(json.loads(answer)["data"][0]["url"], timeout=PATIENCE_SECONDS) as reply:
         assert Image.open(io.BytesIO(reply.read())).size == (SIDE, SIDE)
 
 
-def test_base64_is_the_default_and_a_seed_draws_the_same_again(client: openai.OpenAI) -> None:
+def test_base64_is_the_default_and_a_seed_repeats_the_picture(client: openai.OpenAI) -> None:
     answer = client.images.generate(model=IMAGE_MODEL, prompt=PROMPT, n=2, **FEW)
     drawn = pictures(answer)
     assert [each.size for each in drawn] == [(SIDE, SIDE)] * 2
@@ -214,7 +214,7 @@ def test_grpc_callers_see_every_step(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("whole", ["EditImage", "CreateVariation"])
-def test_a_stream_over_an_image_tells_every_step_and_draws_what_the_whole_answer_does(stack: Stack, whole: str) -> None:
+def test_a_streamed_edit_reports_every_step_and_equals_the_whole_answer(stack: Stack, whole: str) -> None:
     """At most twelve steps; the strength skips some of them."""
     fields = {"prompt": PROMPT, "mask": left_open()} if whole == "EditImage" else {}
     config = {"model": IMAGE_MODEL, "steps": 12, "seed": 7}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from services.image.pictures.codec import kind_of, read, size_of
-from services.image.pictures.messages import Decode, Decoded, Fit
+from services.image.pictures.messages import Decode, DecodedPicture, Fit
 from services.sandbox.child import Refusal
 from tests.case import case
 from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header
@@ -18,11 +18,11 @@ MAX_PIXELS = 1_000_000
 EXACT = Fit(width=64, height=32, exact=True)
 
 
-def decoded(image: bytes, mask: bytes = b"", fit: Fit = EXACT, *, own_mask: bool = True) -> Decoded:
+def decoded(image: bytes, mask: bytes = b"", fit: Fit = EXACT, *, own_mask: bool = True) -> DecodedPicture:
     return read(Decode(image=image, mask=mask, fit=fit, own_mask=own_mask), MAX_PIXELS)
 
 
-def pixel(picture: Decoded, x: int, y: int) -> tuple[int, ...]:
+def pixel(picture: DecodedPicture, x: int, y: int) -> tuple[int, ...]:
     start = 3 * (y * picture.width + x)
     return tuple(picture.pixels[start : start + 3])
 
@@ -96,7 +96,7 @@ def test_without_a_size_the_shape_stays_and_the_limits_hold(given: tuple[int, in
 # --- Masks
 
 
-def test_transparent_areas_of_a_mask_are_drawn_over() -> None:
+def test_transparent_areas_of_a_mask_are_redrawn() -> None:
     mask = file(halves(left=(9, 9, 9, 0), right=(9, 9, 9, 255)))
     found = decoded(file(halves()), mask)
     assert found.mask == (b"\xff" * 32 + b"\0" * 32) * 32
@@ -127,7 +127,7 @@ def test_a_mask_is_scaled_with_its_image_and_stays_sharp() -> None:
         (halves(left=(0, 0, 0, 255), right=(0, 0, 0, 255)), "no transparent area"),
     ],
 )
-def test_a_mask_that_says_nothing_is_refused(mask: Image.Image, says: str) -> None:
+def test_a_mask_without_effect_is_refused(mask: Image.Image, says: str) -> None:
     with pytest.raises(Refusal, match=says) as caught:
         decoded(file(halves()), file(mask))
     assert caught.value.param == "mask"
@@ -154,7 +154,7 @@ def test_files_with_flaws_are_read_or_refused(kind: str, options: dict[str, Any]
     assert refused
 
 
-def test_a_hostile_file_is_refused_with_what_is_wrong() -> None:
+def test_a_hostile_file_is_refused_with_the_reason() -> None:
     for data, says in [
         (b"GIF89a" + bytes(100), "not a PNG, JPEG or WebP"),
         (b"<svg/>", "not a PNG, JPEG or WebP"),

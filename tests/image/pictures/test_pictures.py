@@ -58,7 +58,7 @@ async def test_an_upload_becomes_pixels_and_a_result_a_file(pictures: Pictures) 
             assert max(abs(a - b) for a, b in zip(image.getpixel((x, 16)), colour, strict=True)) < 8  # type: ignore[arg-type]
 
 
-async def test_a_png_tells_how_it_was_made(pictures: Pictures) -> None:
+async def test_a_png_holds_its_parameters(pictures: Pictures) -> None:
     image = Image.open(io.BytesIO(await pictures.encode(result("png"))))
     image.load()
     assert image.info == {"Software": "allm", "Model": "größe/x"}

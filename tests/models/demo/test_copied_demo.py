@@ -76,7 +76,7 @@ def test_our_own_ships_nothing_that_is_not_listed() -> None:
 
 
 @pytest.mark.parametrize("demo", [ENCODER, WHISPER], ids=lambda demo: demo.id)
-def test_without_the_wheel_or_the_package_that_runs_it_there_is_none(tmp_path: Path, demo: CopiedDemo) -> None:
+def test_without_the_wheel_or_its_runtime_there_is_no_demo(tmp_path: Path, demo: CopiedDemo) -> None:
     for lacking in (
         dataclasses.replace(demo, wheel="no_such_package"),
         dataclasses.replace(demo, runs_on="no_such_package"),

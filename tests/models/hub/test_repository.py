@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return top
 
 
-def test_lists_what_is_there_with_sizes_and_hashes_and_pins_the_commit(hub: LoopbackHub, folder: Path) -> None:
+def test_a_listing_has_sizes_and_hashes_and_pins_the_commit(hub: LoopbackHub, folder: Path) -> None:
     commit = hub.add("org/model", folder)
     tree = HubTree.open_repository(SOURCE)
     assert (tree.repository, tree.revision, tree.folder) == ("org/model", commit, "")

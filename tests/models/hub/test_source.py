@@ -132,7 +132,7 @@ def write(path: Path, content: str = "x") -> Path:
     return path
 
 
-def test_a_folder_is_listed_with_what_is_below_it(tmp_path: Path) -> None:
+def test_a_folder_is_listed_recursively(tmp_path: Path) -> None:
     write(tmp_path / "b.json", "12345")
     write(tmp_path / "a.gguf", "")
     write(tmp_path / "unet/deep/x.bin", "1")

@@ -194,7 +194,7 @@ def test_another_size_than_expected_is_noticed_before_the_content_comes(place: P
     assert place.target.stat().st_size == there
 
 
-def test_a_file_on_the_hub_that_ends_before_what_is_here_is_damaged(place: Place) -> None:
+def test_a_hub_file_shorter_than_the_local_one_is_damaged(place: Place) -> None:
     place.target.parent.mkdir()
     place.target.write_bytes(bytes(len(WEIGHTS) + 5))
     with pytest.raises(Damaged, match=f"ends before byte {len(WEIGHTS) + 5}"):

@@ -79,7 +79,7 @@ async def test_without_live_figures_the_reservations_count(host: SmallHost, text
         await text.use("d-10+951")
 
 
-async def test_the_least_recently_used_goes_and_only_as_many_as_needed(text: Service) -> None:
+async def test_the_least_recently_used_are_evicted_only_as_needed(text: Service) -> None:
     for name in ("a-200", "b-200", "c-200", "a-200"):
         await text.use(name)
     await text.use("d-400")
@@ -88,7 +88,7 @@ async def test_the_least_recently_used_goes_and_only_as_many_as_needed(text: Ser
     assert await reserved(text) == {"a-200": 200, "c-200": 200, "d-400": 400}
 
 
-async def test_one_that_would_go_in_vain_stays(text: Service) -> None:
+async def test_a_model_is_not_evicted_in_vain(text: Service) -> None:
     """The oldest one is too small to help once the larger one has to go as well."""
     for name in ("small-100", "large-500", "late-200"):
         await text.use(name)
@@ -155,7 +155,7 @@ async def test_load_that_never_fits_is_refused_despite_idle_models(host: SmallHo
         assert isinstance(small.manager.problem(key("big-350")), OutOfMemory)
 
 
-async def test_a_refusal_for_now_is_no_failure_of_the_model(text: Service) -> None:
+async def test_a_temporary_refusal_is_no_failure_of_the_model(text: Service) -> None:
     async with text.manager.lease(model("busy-600"), RUNTIME):
         for _ in range(5):
             with pytest.raises(NoRoom):
@@ -186,7 +186,7 @@ async def test_budgets_of_host_and_device_bind_all_models_together(host: SmallHo
         assert text.loaded() == {"b-100+200", "d-300"} or text.loaded() == {"d-300"}
 
 
-async def test_only_what_helps_that_place_goes(host: SmallHost) -> None:
+async def test_only_models_on_the_full_device_are_evicted(host: SmallHost) -> None:
     host.figures.device_total = 1000 * MIB
     async with host.service() as text:
         for name in ("host-300", "device-10+500"):
@@ -219,7 +219,7 @@ async def test_a_load_that_is_stopped_gives_its_reservation_back(text: Service) 
     await text.use("b-800")
 
 
-async def test_one_who_is_stopped_while_it_waits_for_room_leaves_nothing(host: SmallHost) -> None:
+async def test_a_load_cancelled_while_waiting_for_room_leaves_nothing(host: SmallHost) -> None:
     async with host.service(patience=PATIENT) as text:
         async with text.manager.lease(model("busy-600"), RUNTIME):
             asking = asyncio.create_task(text.use("new-500"))
@@ -249,7 +249,7 @@ async def test_loads_are_not_serialised(text: Service) -> None:
     await asyncio.gather(*asking)
 
 
-async def test_a_neighbours_idle_model_is_asked_to_go(text: Service, image: Service) -> None:
+async def test_a_peers_idle_model_is_evicted(text: Service, image: Service) -> None:
     drawn = await image.use("image-600")
     await image.monitor.look()  # reports to the ledger that the model is idle
     await text.use("text-600")
@@ -258,7 +258,7 @@ async def test_a_neighbours_idle_model_is_asked_to_go(text: Service, image: Serv
     assert await reserved(text) == {"text-600": 600}
 
 
-async def test_a_neighbour_that_has_just_become_busy_keeps_its_model(text: Service, image: Service) -> None:
+async def test_a_peer_that_became_busy_keeps_its_model(text: Service, image: Service) -> None:
     await image.use("image-600")
     await image.monitor.look()
     async with image.manager.lease(model("image-600"), RUNTIME) as drawing:  # the ledger does not know it yet
@@ -267,7 +267,7 @@ async def test_a_neighbour_that_has_just_become_busy_keeps_its_model(text: Servi
         assert drawing.alive
 
 
-async def test_a_neighbour_that_does_not_answer_is_passed_over(text: Service, host: SmallHost, tmp_path: Path) -> None:
+async def test_a_silent_peer_is_skipped(text: Service, host: SmallHost, tmp_path: Path) -> None:
     async with host.service() as image:
         await image.use("old-300")
         await image.monitor.look()
@@ -304,9 +304,7 @@ async def test_another_generation_of_the_same_model_is_not_evicted_for_the_new_o
     assert not old.alive
 
 
-async def test_files_that_cannot_be_read_are_the_loads_to_complain_about(
-    text: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_files_are_reported_by_the_load(text: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError("m.gguf is gone")
 

@@ -97,7 +97,7 @@ def second() -> Gpu:
 
 
 @pytest.mark.skipif(bool(nvidia_driver()), reason="there is a driver here")
-def test_without_a_driver_there_are_none_and_nothing_is_raised() -> None:
+def test_without_a_driver_no_gpus_are_found() -> None:
     assert read_devices() == []
     assert read_devices("0") == [], "asked again"
     assert "NVML: " in why_unreadable("cuda:0")
@@ -136,7 +136,7 @@ def test_each_gpu_is_reported_with_its_users(play) -> None:
         ("none", []),
     ],
 )
-def test_gpus_are_called_as_the_workers_see_them(play, visible: str, pools: list[str]) -> None:
+def test_gpus_have_the_workers_names(play, visible: str, pools: list[str]) -> None:
     play(first(), second())
     devices = read_devices(visible)
     assert [device.pool for device in devices] == pools
@@ -224,5 +224,5 @@ async def test_any_other_gpu_has_the_figures_of_the_last_probe(tmp_path: Path) -
     assert memory.read([]) is None, "it is gone"
 
 
-def test_without_a_size_there_is_no_reading(tmp_path: Path) -> None:
+def test_without_a_size_memory_is_unknown(tmp_path: Path) -> None:
     assert VulkanMemory(FoundDevice("vulkan", "vulkan:0", "a GPU"), Probe(), tmp_path).read([]) is None

@@ -191,7 +191,7 @@ def test_unknown_lines_are_ignored(tmp_path: Path) -> None:
     assert read_host_memory(tmp_path).total == 8 * GIB
 
 
-def test_elsewhere_than_on_linux_psutil_tells(tmp_path: Path) -> None:
+def test_outside_linux_psutil_reads_the_memory(tmp_path: Path) -> None:
     found = read_host_memory(tmp_path)
     assert found.source == "psutil"
     assert found.total == psutil.virtual_memory().total
@@ -278,7 +278,7 @@ def test_ended_process_has_no_figures() -> None:
     assert read_process_memory(process.pid) == ProcessMemory()
 
 
-def test_elsewhere_than_on_linux_psutil_tells_of_a_process(tmp_path: Path) -> None:
+def test_outside_linux_psutil_reads_a_processs_memory(tmp_path: Path) -> None:
     found = read_process_memory(os.getpid(), tmp_path)
     assert found.held > 0
     assert (found.mapped, found.peak >= found.held) == (0, True)

@@ -136,9 +136,7 @@ async def test_reservations_of_a_stopped_process_stay(start, tmp_path: Path) -> 
     assert owner.ask("release") == "released"
 
 
-async def test_a_transaction_that_never_ends_is_waited_for_within_bounds(
-    start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_for_a_transaction_has_a_limit(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LedgerFile, "busy_milliseconds", 100)
     (owner,) = start("text")
     async with opened(tmp_path) as ledger:
@@ -209,7 +207,7 @@ async def test_the_least_recently_used_come_first(tmp_path: Path) -> None:
         assert [row.key.model_id for row in await ledger.all()] == ["b", "c", "a"]
 
 
-async def test_a_refusal_names_what_is_missing_and_who_has_it(tmp_path: Path) -> None:
+async def test_a_refusal_names_the_missing_bytes_and_their_holders(tmp_path: Path) -> None:
     async with opened(tmp_path, "one") as one, opened(tmp_path, "two") as two:
         await one.reserve(KEY, MemoryEstimate({HOST: 70}), host(100))
         await two.reserve(ResidentKey("gpu", 1, "toy"), MemoryEstimate({"cuda:0": 70}), host(100))
@@ -325,7 +323,7 @@ async def test_a_file_that_breaks_while_it_is_open_refuses_loads_and_names_itsel
         await ledger.release(row)  # raises no error
 
 
-async def test_a_file_that_was_deleted_is_not_gone_on_with(tmp_path: Path) -> None:
+async def test_a_deleted_ledger_is_not_used_further(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         (tmp_path / NAME).unlink()
         with pytest.raises(Internal, match="was deleted or replaced while allm ran: restart allm"):
@@ -355,7 +353,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["/bin/umount", "--lazy", place], check=True)
 
 
-async def test_a_full_disk_refuses_loads_and_lets_go_of_nothing(small_disk: Path) -> None:
+async def test_a_full_disk_refuses_loads_and_keeps_reservations(small_disk: Path) -> None:
     async with opened(small_disk) as ledger:
         row = await ledger.reserve(KEY, estimate(5), host(100))
         (small_disk / "filler").write_bytes(b"")
@@ -383,11 +381,11 @@ async def test_a_disk_that_becomes_read_only_refuses_loads(small_disk: Path) -> 
     assert str(small_disk) in str(refusal.value)
 
 
-def test_places_become_pools_and_pools_places() -> None:
+def test_devices_become_pools_and_pools_devices() -> None:
     pools = Pools({HOST: "cgroup 1:2", "cuda:0": "GPU-a"})
     assert pools.shared({HOST: 1, "cuda:0": 2, "cuda:7": 3}) == {"cgroup 1:2": 1, "GPU-a": 2, "cuda:7": 3}
     assert pools.own({"cgroup 1:2": 1, "GPU-a": 2, "GPU-b": 3}) == {HOST: 1, "cuda:0": 2, "GPU-b": 3}
 
 
-def test_those_of_this_process_are_looked_up() -> None:
+def test_pools_of_this_machine_are_read() -> None:
     assert Pools.read().shared({HOST: 1}) == {read_host_memory().pool: 1}

@@ -103,7 +103,7 @@ async def test_idle_models_are_unloaded(host: SmallHost) -> None:
         assert metric("model_evictions_total", model="old-100", reason="idle") == 1
 
 
-async def test_under_pressure_the_least_recently_used_go_until_it_is_over(
+async def test_under_pressure_the_least_recently_used_are_evicted(
     text: Service, host: SmallHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -131,7 +131,7 @@ async def test_under_pressure_the_least_recently_used_go_until_it_is_over(
     assert metric("model_evictions_total", model="b-100", reason="pressure") == 1
 
 
-async def test_under_pressure_busy_and_pinned_stay_and_nothing_more_is_let_in(text: Service, host: SmallHost) -> None:
+async def test_under_pressure_busy_and_pinned_models_stay_and_loads_are_refused(text: Service, host: SmallHost) -> None:
     text.manager.pin("pinned-100", wanted=True)
     await text.use("pinned-100")
     async with text.manager.lease(model("busy-100"), RUNTIME) as busy:
@@ -146,7 +146,7 @@ async def test_under_pressure_busy_and_pinned_stay_and_nothing_more_is_let_in(te
         assert text.loaded() == {"pinned-100", "busy-100", "new-1"}
 
 
-async def test_only_models_at_the_place_that_is_too_full_go(host: SmallHost) -> None:
+async def test_only_models_on_the_overfull_device_are_evicted(host: SmallHost) -> None:
     host.figures.device_total = 1000 * MIB
     async with host.service() as text:
         await text.use("host-300")
@@ -169,7 +169,7 @@ async def test_only_the_service_with_the_oldest_model_unloads(text: Service, ima
     assert (text.loaded(), image.loaded()) == ({"text-200"}, set())
 
 
-async def test_a_neighbour_that_does_not_unload_is_passed_over(text: Service, image: Service, host: SmallHost) -> None:
+async def test_a_peer_that_does_not_unload_is_skipped(text: Service, image: Service, host: SmallHost) -> None:
     await image.use("image-200")
     await text.use("text-200")
     for service in (text, image):
@@ -201,7 +201,7 @@ async def test_model_over_its_reservation_is_logged_once_and_counted(
             await text.use("new-450")
 
 
-async def test_a_model_over_its_own_budget_goes_as_soon_as_it_is_idle(host: SmallHost) -> None:
+async def test_a_model_over_its_budget_is_evicted_once_idle(host: SmallHost) -> None:
     async with host.service(model_bytes=400 * MIB) as text:
         async with text.manager.lease(model("over-300"), RUNTIME) as loaded:
             loaded.take(500 * MIB)
@@ -212,7 +212,7 @@ async def test_a_model_over_its_own_budget_goes_as_soon_as_it_is_idle(host: Smal
         assert metric("model_evictions_total", model="over-300", reason="budget") == 1
 
 
-async def test_models_that_outgrow_the_budget_of_all_have_idle_ones_go(host: SmallHost) -> None:
+async def test_models_over_the_common_budget_evict_idle_ones(host: SmallHost) -> None:
     async with host.service(host_bytes=500 * MIB) as text:
         await text.use("a-200")
         loaded = await text.use("b-200")
@@ -222,9 +222,7 @@ async def test_models_that_outgrow_the_budget_of_all_have_idle_ones_go(host: Sma
 
 
 @pytest.mark.parametrize("anonymous", [False, True])
-async def test_memory_of_a_gpu_counts_once_also_where_the_driver_does_not_tell_whose_it_is(
-    host: SmallHost, anonymous: bool
-) -> None:
+async def test_gpu_memory_counts_once_even_if_the_driver_names_no_process(host: SmallHost, anonymous: bool) -> None:
     host.figures.device_total = 1000 * MIB
     host.figures.anonymous = anonymous
     async with host.service() as text:
@@ -235,7 +233,7 @@ async def test_memory_of_a_gpu_counts_once_also_where_the_driver_does_not_tell_w
         assert [row.measured["cuda:0"] for row in await text.ledger.all()] == [400 * MIB] * 2
 
 
-async def test_the_memory_of_a_dead_worker_is_free_before_anybody_asks_for_the_model(text: Service) -> None:
+async def test_the_memory_of_a_dead_worker_is_freed_at_once(text: Service) -> None:
     loaded = await text.use("dead-800")
     loaded.die(Internal("killed by SIGKILL"))
     await text.turn()

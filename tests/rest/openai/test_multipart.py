@@ -277,7 +277,7 @@ async def test_the_rest_of_what_failed_is_taken() -> None:
     assert messages.count == 100
 
 
-async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_the_rest_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipart, "DISCARD_BYTES", 10)
     messages = Counting([b"x"] * 100)
     with pytest.raises(InvalidRequest, match="malformed"):
@@ -350,7 +350,7 @@ def test_absent_fields() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "null", " "])
-def test_values_that_say_nothing(value: str) -> None:
+def test_neutral_values(value: str) -> None:
     fields = one(value)
     assert (fields.number("a"), fields.integer("a"), fields.switch("a"), fields.members("a")) == (None,) * 4
     assert fields.choice("a", ("x", "y"), "y") == "y"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from services.text.engine import sequence
 from services.text.engine.loop import BatchLoop
-from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogprob
+from services.text.engine.messages import DecoderReady, Hold, Piece, Stepped, TokenLogprob
 from services.text.engine.request_loop import BatchLimits
-from services.text.engine.runtime import OutOfCells, Sampled, Span
+from services.text.engine.runtime import OutOfCells, Sampled, TokenSpan
 from services.text.engine.sampling import SamplingParams
 from services.worker.loop import Pace
-from services.worker.messages import Cancel, EngineError, Refused
+from services.worker.messages import Cancel, EngineError, RequestRefused
 
 END = 0
 SHOWN = 32  # tokens below are control tokens
@@ -66,7 +66,7 @@ class Counting:
     def __init__(
         self, cells: int, sequences: int = 4, context: int = 10_000, *, streams: bool = False, states: bool = False
     ) -> None:
-        self.ready = Ready(
+        self.ready = DecoderReady(
             context_tokens=context,
             kv_tokens=cells,
             max_sequences=sequences,
@@ -109,7 +109,7 @@ class Counting:
     def free_sampler(self, sampler: Sampler) -> None:
         self.samplers -= 1
 
-    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
+    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
         if self.used() + sum(len(span.tokens) for span in spans) > self.ready.kv_tokens:
             raise OutOfCells
         assert len({span.sequence for span in spans}) == len(spans)
@@ -156,14 +156,14 @@ class Loop:
         self.text: dict[int, str] = defaultdict(str)
         self.pieces: dict[int, list[Piece]] = defaultdict(list)
         self.ended: dict[int, Piece] = {}
-        self.refused: dict[int, Refused] = {}
+        self.refused: dict[int, RequestRefused] = {}
         self.order: list[int] = []  # request ids, in the order of their pieces
         self.counters = None
         self.phases: dict[int, list[str]] = defaultdict(list)
         self.at: list[float] = []  # start time of each phase
 
     def take(self, message: object) -> None:
-        if isinstance(message, Refused):
+        if isinstance(message, RequestRefused):
             self.refused[message.request] = message
             return
         assert isinstance(message, Stepped)

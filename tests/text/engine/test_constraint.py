@@ -80,7 +80,7 @@ def test_requests_with_the_same_grammar_do_not_share_its_state() -> None:
         ('{"grammars": [', "EOF"),
     ],
 )
-def test_a_grammar_that_does_not_compile_is_refused_by_what_is_wrong(grammar: str, named: str) -> None:
+def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(grammar: str, named: str) -> None:
     with pytest.raises(EngineError) as caught:
         compiler().compile(grammar)
     assert (caught.value.code, caught.value.param) == ("INVALID_REQUEST", "response_format")

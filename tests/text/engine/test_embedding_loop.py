@@ -13,7 +13,7 @@ import pytest
 from services.text.engine import embedding_loop
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingJob, EmbeddingLoop, Tokens, Vectors, prepare
 from services.text.engine.messages import MAX_EMBEDDED_TOKENS, Accepted, Embed, Encoded, EncoderReady
-from services.worker.messages import Cancel, Refused, Stop
+from services.worker.messages import Cancel, RequestRefused, Stop
 from tests.case import case
 from tests.minilm import unpack
 from tests.text.engine.prepared import prepared
@@ -186,7 +186,7 @@ def test_late_requests_end_before_the_next_batch() -> None:
     session.inbox.put(EmbeddingJob(2, "a", [np.ones(50, np.int32)], 0, deadline=now + 3600))
     session.loop.turn()
     refused, encoded = session.sent
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRefused)
     assert (refused.request, refused.code) == (1, "TIMEOUT")
     assert [vector.request for vector in encoded.vectors] == [2]
     assert session.encoder.batches == [[50]]
@@ -198,7 +198,7 @@ def test_inputs_that_wait_are_bounded_by_their_tokens() -> None:
     session.ask(2, 50)
     session.loop.turn()
     refused = session.sent[0]
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRefused)
     assert (refused.request, refused.code) == (2, "OVERLOADED")
     assert "ALLM_QUEUE_TOKENS" in refused.message
 
@@ -245,7 +245,7 @@ def test_mismatch_is_refused_with_its_position() -> None:
         with case(inputs=inputs, param=param, code=code, named=named, words=words):
             arrival, refused = asked(inputs, param)
             assert arrival is None
-            assert isinstance(refused, Refused)
+            assert isinstance(refused, RequestRefused)
             assert (refused.request, refused.code, refused.param) == (5, code, named)
             for word in (f"'{named}'", *words):
                 assert word in refused.message

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from services.text.engine.runtime import Sampled, Span
+from services.text.engine.runtime import Sampled, TokenSpan
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import Cancel, EngineError
@@ -206,7 +206,7 @@ def sample(engine: LlamaEngine, params: SamplingParams, count: int, constraint: 
     prompt = engine.tokenize("The capital of France is")
     sampler = engine.sampler(params, prompt, constraint, count)
     engine.drop(0)
-    (sampled,) = engine.step([Span(0, 0, prompt, sampler)])
+    (sampled,) = engine.step([TokenSpan(0, 0, prompt, sampler)])
     engine.drop(0)
     engine.free_sampler(sampler)
     return sampled

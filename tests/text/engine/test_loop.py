@@ -12,7 +12,7 @@ import pytest
 
 from services.text.engine import loop as loop_module
 from services.text.engine.kv_cells import BLOCK
-from services.text.engine.runtime import Span
+from services.text.engine.runtime import TokenSpan
 from services.worker.loop import Pace
 from services.worker.messages import Cancel
 from tests.text.engine.counting import END, Counting, Loop, expected, prompt
@@ -427,7 +427,7 @@ class SteppedClock:
         self.now = 0.0
         step = runtime.step
 
-        def timed(spans: Sequence[Span]) -> list[Any]:
+        def timed(spans: Sequence[TokenSpan]) -> list[Any]:
             self.now += sum(len(span.tokens) for span in spans)
             return step(spans)
 

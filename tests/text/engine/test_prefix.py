@@ -5,7 +5,7 @@ import random
 import pytest
 
 from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
-from services.text.engine.prefix import Entry, PrefixCache, StateCache, common_blocks
+from services.text.engine.prefix import KeptPrefix, PrefixCache, StateCache, common_blocks
 
 
 class Kept:
@@ -19,7 +19,7 @@ class Kept:
     def keep(self, client: str, tokens: list[int], sequence: int, key: str = "") -> None:
         holding = Holding()
         self.ledger.grow(holding, len(tokens))
-        self.cache.keep(Entry(client, tokens, sequence, self.ledger.keep(holding), {key} if key else set()))
+        self.cache.keep(KeptPrefix(client, tokens, sequence, self.ledger.keep(holding), {key} if key else set()))
 
     def has(self, client: str, tokens: list[int]) -> bool:
         found = self.cache.find(client, tokens)
@@ -182,7 +182,7 @@ def test_requests_get_cells_of_sessions_too() -> None:
     assert kept.ledger.cached == 0
 
 
-def test_a_session_is_not_taken_by_another_request_while_there_is_something_else() -> None:
+def test_other_requests_take_a_sessions_cells_last() -> None:
     tokens = [1] * 4 * BLOCK
     kept = Kept()
     kept.keep("a", tokens, 1, "session")
@@ -231,7 +231,7 @@ class KeptState:
         self.ledger.grow(holding, len(tokens))
         kept = self.ledger.keep_whole(holding)
         self.ledger.release(holding)
-        self.cache.keep(Entry(client, tokens, sequence, kept, {key} if key else set(), maker or object()))
+        self.cache.keep(KeptPrefix(client, tokens, sequence, kept, {key} if key else set(), maker or object()))
 
     def found(self, client: str, tokens: list[int]) -> int | None:
         """Returns the sequence id of the entry that is found."""

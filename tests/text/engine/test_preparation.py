@@ -60,7 +60,7 @@ def test_a_cancelled_request_goes_no_further() -> None:
     assert not prepared.preparation._waiting
 
 
-def test_what_is_prepared_is_cancelled_by_the_loop_and_a_refused_request_never_arrives() -> None:
+def test_the_loop_cancels_prepared_requests_and_refused_ones_never_arrive() -> None:
     prepared = Prepared()
     prepared.embed(1, "a", "")
     prepared.embed(2, "a", "1")

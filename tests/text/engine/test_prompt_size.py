@@ -7,7 +7,7 @@ import pytest
 from services.text.engine.__main__ import USUAL_BYTES, _prepare
 from services.text.engine.messages import Accepted, Submit
 from services.text.engine.sampling import SamplingParams
-from services.worker.messages import Refused
+from services.worker.messages import RequestRefused
 from tests.text.engine.counting import Counting
 from tests.text.engine.prepared import prepared
 
@@ -43,6 +43,6 @@ def test_oversized_load_is_refused_with_the_numbers() -> None:
     assert prepared(_prepare(runtime, Submit(1, "a", "x" * (CONTEXT * 20), SamplingParams()), sent.append)) is None
     assert runtime.tokenized == []
     (refused,) = sent
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRefused)
     assert (refused.code, refused.param) == ("CONTEXT_LENGTH_EXCEEDED", "messages")
     assert all(number in refused.message for number in ("2000 bytes", "101 tokens", f"holds {CONTEXT}"))

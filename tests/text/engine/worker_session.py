@@ -19,12 +19,12 @@ from typing import Any
 from services.text.engine.messages import (
     Accepted,
     Counters,
+    DecoderReady,
     EngineOptions,
     FromWorker,
     Hold,
     Load,
     Piece,
-    Ready,
     Stepped,
     Submit,
     TokenLogprob,
@@ -32,7 +32,7 @@ from services.text.engine.messages import (
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import text_environ, vllm_environ
 from services.worker.channel import BlockingChannel
-from services.worker.messages import Cancel, Failed, Loading, Refused
+from services.worker.messages import Cancel, LoadFailed, Loading, RequestRefused
 
 SECONDS = 120.0  # a silent worker on a busy machine counts as dead after this time
 LOAD_SECONDS = 300.0  # vLLM in two processes is imported three times
@@ -46,7 +46,7 @@ class Answer:
 
     prompt_tokens: int = 0
     pieces: list[Piece] = field(default_factory=list)
-    refused: Refused | None = None
+    refused: RequestRefused | None = None
     phases: list[str] = field(default_factory=list)
 
     @property
@@ -98,8 +98,8 @@ class WorkerSession:
         self.counters: Counters | None = None
         self.steps: list[Counters] = []
         self._channel.send(Load(runtime, options))
-        self.ready: Ready | None = None
-        self.failed: Failed | None = None
+        self.ready: DecoderReady | None = None
+        self.failed: LoadFailed | None = None
         self._until(lambda: self.ready or self.failed, LOAD_SECONDS)
 
     def __enter__(self) -> WorkerSession:
@@ -181,13 +181,13 @@ class WorkerSession:
                 self._take(self._channel.receive())
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, DecoderReady):
             self.ready = message
-        elif isinstance(message, Failed):
+        elif isinstance(message, LoadFailed):
             self.failed = message
         elif isinstance(message, Accepted):
             self.answers[message.request].prompt_tokens = message.prompt_tokens
-        elif isinstance(message, Refused):
+        elif isinstance(message, RequestRefused):
             self.answers[message.request].refused = message
         elif isinstance(message, Stepped):
             self.counters = message.counters

@@ -13,7 +13,7 @@ from services.text.engine.messages import Counters, EngineOptions, Piece, Steppe
 from services.text.engine.request_loop import BatchLimits
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
-from services.worker.messages import Cancel, Refused
+from services.worker.messages import Cancel, RequestRefused
 from tests.late import late
 from tests.text.families.parity import Generated
 from tests.text.families.published_configs import VOCABULARY
@@ -118,7 +118,7 @@ class TorchSession:
         return self.answers[request].generated(self.engine)
 
     def _take(self, message: object) -> None:
-        assert not isinstance(message, Refused), message
+        assert not isinstance(message, RequestRefused), message
         assert isinstance(message, Stepped)
         self.counters = message.counters
         self.together = max(self.together, len(message.pieces))

@@ -140,7 +140,7 @@ async def test_heartbeats_follow_the_clock_of_redis(store: RedisResponseStore, e
 # --- outages
 
 
-async def test_one_that_is_away_is_said_to_be_and_is_used_again(
+async def test_an_absent_redis_is_reported_and_used_again_later(
     fragile: RedisResponseStore, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     created = now(server)
@@ -165,7 +165,7 @@ async def test_one_that_is_away_is_said_to_be_and_is_used_again(
     assert await fragile.beat("runner", ["resp_2"]) == {"resp_2"}
 
 
-async def test_one_that_comes_back_gives_replicas_time_to_say_that_they_are_alive(
+async def test_a_restarted_redis_gives_replicas_time_to_report(
     fragile: RedisResponseStore, server: RedisServer
 ) -> None:
     await fragile.add_background(ANN, response("resp_1", now(server), "queued"), (said("in"),), "runner")
@@ -177,7 +177,7 @@ async def test_one_that_comes_back_gives_replicas_time_to_say_that_they_are_aliv
     assert (await fragile.get(ANN, "resp_1")).status == "queued"
 
 
-async def test_one_that_hangs_is_given_up(
+async def test_a_hung_redis_times_out(
     fragile: RedisResponseStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fragile.check(ANN)
@@ -192,7 +192,7 @@ async def test_one_that_hangs_is_given_up(
     await fragile.check(ANN)
 
 
-async def test_one_that_is_full_says_so(fragile: RedisResponseStore, server: RedisServer) -> None:
+async def test_a_full_redis_is_reported(fragile: RedisResponseStore, server: RedisServer) -> None:
     connection = server.connect()
     connection.config_set("maxmemory", "1mb")
     connection.close()
@@ -239,7 +239,7 @@ async def test_requests_without_storage_are_still_answered(
     assert (await whole(previous_response_id=kept.id)).status == "completed"
 
 
-async def test_one_that_goes_away_meanwhile_is_no_reason_to_make_it_twice(
+async def test_a_redis_that_disappears_causes_no_second_generation(
     responses: Responses, chat: ScriptedChat, server: RedisServer
 ) -> None:
     """With UNAVAILABLE the gateway would retry on another replica."""
@@ -287,7 +287,7 @@ async def test_background_response_waits_for_redis(
         assert "".join(event.text for _, event in followed if isinstance(event, Delta)) == "Hello"
 
 
-async def test_but_not_for_ever(
+async def test_a_background_response_waits_for_redis_with_a_limit(
     responses: Responses, chat: ScriptedChat, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "AWAY_SECONDS", 0.1)

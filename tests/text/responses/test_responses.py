@@ -359,7 +359,7 @@ async def test_one_that_fails(responses: Responses, chat: ScriptedChat) -> None:
     assert (response.status, response.failure.code) == ("failed", "TIMEOUT")
 
 
-async def test_one_that_cannot_even_begin(responses: Responses, chat: ScriptedChat) -> None:
+async def test_a_response_that_cannot_begin(responses: Responses, chat: ScriptedChat) -> None:
     chat.fits = 0
     queued = await responses.start(request(background=True), ANN)
     response = await ended(responses, queued.id)
@@ -406,7 +406,7 @@ async def test_following_ends_when_it_is_cancelled(responses: Responses, chat: S
     assert (await responses.get(queued.id, ANN)).status == "cancelled"
 
 
-async def test_only_what_was_made_for_it_can_be_followed(responses: Responses) -> None:
+async def test_only_streamed_background_responses_can_be_followed(responses: Responses) -> None:
     kept = await whole(responses)
     with pytest.raises(InvalidRequest) as caught:
         async for _ in responses.follow(kept.id, ANN):
@@ -438,7 +438,7 @@ def test_input_becomes_messages() -> None:
     )
 
 
-def test_parts_are_joined_and_a_refusal_is_what_was_said() -> None:
+def test_parts_are_joined_and_a_refusal_counts_as_text() -> None:
     item = MessageItem(id="m", role="assistant", content=(Part(text="a"), Part(text="b", refusal=True)))
     assert messages_of((item,), None)[0].content == "ab"
 

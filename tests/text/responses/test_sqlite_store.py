@@ -56,7 +56,7 @@ async def test_the_file_is_private_and_survives(path: Path, clock: Clock) -> Non
     await second.close()
 
 
-async def test_a_host_whose_clock_is_set_keeps_what_is_running(path: Path, clock: Clock) -> None:
+async def test_setting_the_hosts_clock_keeps_running_responses(path: Path, clock: Clock) -> None:
     """Only the ticks decide, which begin at 0 again after a reboot."""
     ticks = Clock(1000.0)
     store = await SqliteResponseStore.open(path, 30, clock, ticks=ticks)

@@ -228,7 +228,7 @@ async def test_ended_response_does_not_change(store: ResponseStore, other: Respo
     assert await other.get("ann", "resp_1") == done
 
 
-async def test_only_what_is_in_the_background_can_be_cancelled(store: ResponseStore) -> None:
+async def test_only_background_responses_can_be_cancelled(store: ResponseStore) -> None:
     await store.add("ann", response(), given())
     with pytest.raises(InvalidRequest, match="synchronous"):
         await store.cancel("ann", "resp_1")

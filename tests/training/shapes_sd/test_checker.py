@@ -21,7 +21,7 @@ def drawn() -> list[tuple[Scene, numpy.ndarray]]:
     return [(scene, draw(scene, rng)) for scene in scenes]
 
 
-def test_it_is_right_about_99_of_100_drawn_pictures(drawn: list[tuple[Scene, numpy.ndarray]]) -> None:
+def test_the_checker_recognises_99_of_100_pictures(drawn: list[tuple[Scene, numpy.ndarray]]) -> None:
     assert sum(judge(picture).right(scene) for scene, picture in drawn) >= 0.99 * PICTURES
 
 

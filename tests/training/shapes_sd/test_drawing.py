@@ -28,7 +28,7 @@ def test_a_picture_has_its_background_at_the_edge_and_its_colour_inside() -> Non
         assert abs(picture[SIDE // 2, SIDE // 2] - COLOURS[colour]).max() <= 9
 
 
-def test_the_same_chance_draws_the_same_picture() -> None:
+def test_the_same_seed_makes_the_same_picture() -> None:
     first, second = (draw(Scene("red"), numpy.random.default_rng(4)) for _ in range(2))
     assert (first == second).all()
     assert (first != draw(Scene("red"), numpy.random.default_rng(5))).any()
@@ -92,7 +92,7 @@ def test_every_shape_and_colour_is_held_out_in_some_pair_and_learnt_in_others() 
         assert sum((colour, shape) not in HELD_OUT for colour in COLOURS) >= 8
 
 
-def test_no_held_out_pair_is_drawn_for_training() -> None:
+def test_no_held_out_pair_is_used_for_training() -> None:
     trained = {(scene.colour, scene.shape) for scene in latents.scenes()}
     assert trained == set(product(COLOURS, SHAPES)) - HELD_OUT
 

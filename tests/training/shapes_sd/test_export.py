@@ -112,7 +112,7 @@ def test_the_head_start_reproduces_colours_and_latents_are_brought_to_scale(
         assert (made - pictures).abs().mean() < 0.12
 
 
-def test_only_what_was_asked_is_drawn_for_the_autoencoder() -> None:
+def test_only_requested_shapes_are_drawn_for_the_autoencoder() -> None:
     """The autoencoder's input is in the range -1 to 1."""
     chance = latents._rng(1)
     given = autoencoding.tensor([draw(Scene("white", "square", "black"), chance)])

@@ -128,17 +128,17 @@ function shifted(phrase: Phrase, by: number): Phrase {
 }
 
 async function follow(
-  config: Config, bytes: Uint8Array, signal: AbortSignal, told: (news: Partial<Transcription>) => void, known: Phrase[] = [],
+  config: Config, bytes: Uint8Array, signal: AbortSignal, report: (news: Partial<Transcription>) => void, known: Phrase[] = [],
 ): Promise<void> {
   const phrases = known;
   for await (const { event } of stream(TranscriptionService.method.streamTranscribe, messages(config, bytes), signal)) {
-    if (event.case === "language") told({ language: event.value.language });
-    if (event.case === "partial") told({ partial: event.value.text });
+    if (event.case === "language") report({ language: event.value.language });
+    if (event.case === "partial") report({ partial: event.value.text });
     if (event.case === "segment") {
       phrases.push(phraseOf(event.value));
-      told({ phrases: [...phrases], partial: "" });
+      report({ phrases: [...phrases], partial: "" });
     }
-    if (event.case === "finished") told({ duration: event.value.duration });
+    if (event.case === "finished") report({ duration: event.value.duration });
   }
 }
 

@@ -1,7 +1,7 @@
 // The images of this tab.
 
 import { save } from "../saving";
-import { change, forget, gallery, type Picture } from "./drawing";
+import { change, forget, gallery, type Picture } from "./generation";
 
 export function GalleryView({ onEdit }: { onEdit: (picture: Picture) => void }) {
   if (!gallery.value.length) return null;

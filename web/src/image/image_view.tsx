@@ -6,7 +6,7 @@ import { DropZone } from "../drop_zone";
 import { AreaField, TextField } from "../fields";
 import { ModelPicker, picked } from "../model_picker";
 import { Empty, FailureNote } from "../notes";
-import { change, draw, drawing, edit, form, gallery, stop, type Drawing, type ImageForm } from "./drawing";
+import { change, generate, generation, edit, form, gallery, stop, type Generation, type ImageForm } from "./generation";
 import { GalleryView } from "./gallery_view";
 import { MaskEditor } from "./mask_editor";
 import { isWrong, problem } from "./problems";
@@ -22,13 +22,13 @@ const FIELDS: [keyof ImageForm, string, string][] = [
 
 export function ImageView() {
   const model = picked("image", Modality.IMAGE, form.value.model)?.id ?? "";
-  const busy = Boolean(drawing.value && !drawing.value.failure);
+  const busy = Boolean(generation.value && !generation.value.failure);
   const possible = Boolean(model && form.value.prompt.trim() && !busy && !isWrong(form.value));
   const start = (event: Event) => {
     event.preventDefault();
     if (!possible) return;
     if (base.value) void edit(model, base.value.content, mask.value);
-    else void draw(model);
+    else void generate(model);
   };
   const onStop = (event: Event) => {
     event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
@@ -59,10 +59,10 @@ export function ImageView() {
       <section class="page" aria-label="Images">
         <h1 class="hidden">Image</h1>
         {!model && <Empty title="No image model is ready"><p>Register one under <a href="#/models">Models</a>, with the format diffusers.</p></Empty>}
-        {model && !drawing.value && !gallery.value.length && !base.value && (
+        {model && !generation.value && !gallery.value.length && !base.value && (
           <Empty title={`Generate images with ${model}`}><p>Describe the image under Prompt. Previews appear during the generation.</p></Empty>
         )}
-        {drawing.value && <DrawingView now={drawing.value} />}
+        {generation.value && <GenerationView now={generation.value} />}
         {model && <Editing />}
         <GalleryView onEdit={({ source, content }) => { base.value = { source, content }; mask.value = null; }} />
       </section>
@@ -70,7 +70,7 @@ export function ImageView() {
   );
 }
 
-function DrawingView({ now }: { now: Drawing }) {
+function GenerationView({ now }: { now: Generation }) {
   const previews = [...now.previews.entries()].sort(([one], [other]) => one - other);
   return (
     <article class="card drawing" aria-busy={!now.failure} aria-label="Generation">

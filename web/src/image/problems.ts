@@ -1,6 +1,6 @@
 // Checks of the image form before it is sent; the server checks the model's own limits.
 
-import type { ImageForm } from "./drawing";
+import type { ImageForm } from "./generation";
 
 const NUMBERS: Partial<Record<keyof ImageForm, { label: string; low: number; high: number; whole: boolean }>> = {
   width: { label: "Width", low: 1, high: 16384, whole: true },

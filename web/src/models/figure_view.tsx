@@ -1,10 +1,10 @@
 // A plot with its figures, now or at the selected moment.
 
 import { useMemo } from "preact/hooks";
-import { happenings, looks, type Look } from "./machine";
+import { machineEvents, samples, type TimedSample } from "./machine";
 import { NOTHING, type Line } from "./lines";
-import { marksOf } from "./happenings";
-import { looked } from "./moment";
+import { marksOf } from "./machine_events";
+import { shownSample } from "./moment";
 import { COLOURS, Plot, type PlotData } from "./plot";
 
 const GAP_SECONDS = 10; // a longer time without samples is a gap in the plot
@@ -22,9 +22,9 @@ interface Props {
 }
 
 export function FigureView({ title, lines, empty, ...rest }: Props) {
-  const all = looks.value;
+  const all = samples.value;
   const data = useMemo(() => plotData(all, lines), [all, lines]);
-  const marks = useMemo(() => marksOf(happenings.value), [happenings.value]);
+  const marks = useMemo(() => marksOf(machineEvents.value), [machineEvents.value]);
   const last = all.at(-1)?.sample;
   const anything = data.values.some((values) => values.some((value) => value !== null));
   const now = lines.map((line) => `${line.name}: ${last ? line.said(last) : NOTHING}`).join(", ");
@@ -39,7 +39,7 @@ export function FigureView({ title, lines, empty, ...rest }: Props) {
 
 /** The values of the lines at the selected moment; also the legend. */
 function Figures({ lines, limit }: { lines: readonly Line[]; limit: Props["limit"] | undefined }) {
-  const sample = looked.value?.sample;
+  const sample = shownSample.value?.sample;
   return (
     <dl class="values">
       {lines.map((line, at) => (
@@ -54,7 +54,7 @@ function Figures({ lines, limit }: { lines: readonly Line[]; limit: Props["limit
 }
 
 /** All values of the lines; missing samples become gaps. */
-function plotData(all: readonly Look[], lines: readonly Line[]): PlotData {
+function plotData(all: readonly TimedSample[], lines: readonly Line[]): PlotData {
   const times: number[] = [];
   const values: (number | null)[][] = lines.map(() => []);
   all.forEach(({ at, sample }, index) => {

@@ -47,8 +47,8 @@ export function latencyName(modality: Modality, which: Latency): string {
 }
 
 /** Formats percentiles. */
-export function percentileWords(told: Percentiles | undefined): string[] {
-  return PERCENTILES.map(([percentile]) => worded(told?.[percentile] ?? null, seconds));
+export function percentileWords(measured: Percentiles | undefined): string[] {
+  return PERCENTILES.map(([percentile]) => worded(measured?.[percentile] ?? null, seconds));
 }
 
 /** Formats the throughput. */
@@ -85,8 +85,8 @@ function countLine(name: string, which: "running" | "waiting"): Line {
 
 function rateLine(name: string, which: Rate): Line {
   const value = (sample: MachineSample) => {
-    const told = sample.traffic.flatMap((each) => each[which] ?? []);
-    return told.length ? told.reduce((sum, each) => sum + each, 0) : null;
+    const measured = sample.traffic.flatMap((each) => each[which] ?? []);
+    return measured.length ? measured.reduce((sum, each) => sum + each, 0) : null;
   };
   return { name, value, said: (sample) => worded(value(sample), (rate) => `${amount(rate)} tokens/s`) };
 }

@@ -12,13 +12,13 @@ import { key } from "../key";
 import { readyAgain, seen, until } from "../waiting";
 
 /** The sample of one moment of the server's clock, in Unix seconds. */
-export interface Look {
+export interface TimedSample {
   at: number;
   sample: MachineSample;
 }
 
 /** An event, with its time in Unix seconds of the server's clock. */
-export interface Happening {
+export interface TimedEvent {
   at: number;
   event: MachineEvent;
 }
@@ -32,9 +32,9 @@ const LONGEST_WAIT = 30_000;
 const OVERLAP_MS = 5000;
 
 /** The last minutes, oldest first. */
-export const looks = signal<readonly Look[]>([]);
+export const samples = signal<readonly TimedSample[]>([]);
 /** The events within them, oldest first. */
-export const happenings = computed<readonly Happening[]>(() => looks.value.flatMap(({ sample }) =>
+export const machineEvents = computed<readonly TimedEvent[]>(() => samples.value.flatMap(({ sample }) =>
   sample.events.map((event) => ({ at: event.time ? timestampMs(event.time) / 1000 : 0, event }))));
 /** Seconds from one sample to the next. */
 export const interval = signal(2);
@@ -43,7 +43,7 @@ export const machineFailure = signal<Failure | null>(null);
 // Only the view of the machine needs the history, which is many times larger than a heartbeat.
 const pastWanted = signal(false);
 // The arrival of the last sample by this browser's clock; null before the first.
-let heardAt: number | null = null;
+let receivedAt: number | null = null;
 let pastKnown = false;
 
 /** Requests the last minutes, unless they are known. */
@@ -75,7 +75,7 @@ async function watchOnce(synced: () => void): Promise<Failure> {
   const dispose = effect(() => {
     if (!mayWatch() || key.value !== asked || pastWanted.value !== past) ended.abort();
   });
-  let fresh: Look[] | null = [];
+  let fresh: TimedSample[] | null = [];
   const patience = { first: FIRST_PATIENCE, next: () => Math.max(LEAST_PATIENCE, MISSED * interval.value * 1000) };
   try {
     for await (const { event } of stream(MachineService.method.watchMachine, [{ history: missing() }], ended.signal, patience)) {
@@ -87,9 +87,9 @@ async function watchOnce(synced: () => void): Promise<Failure> {
         machineFailure.value = null;
         synced();
       } else if (event.case === "sample" && event.value.time) {
-        const look = { at: timestampMs(event.value.time) / 1000, sample: event.value };
-        if (fresh) fresh.push(look);
-        else keep([look]);
+        const timed = { at: timestampMs(event.value.time) / 1000, sample: event.value };
+        if (fresh) fresh.push(timed);
+        else keep([timed]);
       }
     }
     return new Failure("away", "The server closed the stream of machine data. The page reconnects automatically");
@@ -103,25 +103,25 @@ async function watchOnce(synced: () => void): Promise<Failure> {
 /** The history to request: all of it once, then the missed part. */
 function missing() {
   if (!pastWanted.peek()) return undefined;
-  if (!pastKnown || heardAt === null) return durationFromMs(KEPT_SECONDS * 1000);
-  return durationFromMs(Math.min(KEPT_SECONDS * 1000, Date.now() - heardAt + OVERLAP_MS));
+  if (!pastKnown || receivedAt === null) return durationFromMs(KEPT_SECONDS * 1000);
+  return durationFromMs(Math.min(KEPT_SECONDS * 1000, Date.now() - receivedAt + OVERLAP_MS));
 }
 
 /** Merges received samples into the known ones; a repeated history replaces the known one. */
-function keep(told: Look[]): void {
-  if (!told.length) return;
-  heardAt = Date.now();
-  const [first, last] = [told[0]!.at, told.at(-1)!.at];
-  const known = looks.peek();
-  const all = [...known.filter((each) => each.at < first), ...told, ...known.filter((each) => each.at > last)];
+function keep(received: TimedSample[]): void {
+  if (!received.length) return;
+  receivedAt = Date.now();
+  const [first, last] = [received[0]!.at, received.at(-1)!.at];
+  const known = samples.peek();
+  const all = [...known.filter((each) => each.at < first), ...received, ...known.filter((each) => each.at > last)];
   const newest = all.at(-1)!.at;
-  looks.value = all.filter((each) => each.at > newest - KEPT_SECONDS);
+  samples.value = all.filter((each) => each.at > newest - KEPT_SECONDS);
 }
 
 // The next key may not see the data of the last one.
 effect(() => {
   void key.value;
-  looks.value = [];
+  samples.value = [];
   machineFailure.value = null;
-  [heardAt, pastKnown] = [null, false];
+  [receivedAt, pastKnown] = [null, false];
 });

@@ -7,13 +7,13 @@ import type { Host } from "../../generated/allm/models/v1/machine_service_pb";
 import { link } from "../catalog";
 import { amount, bytes, seconds, timeOfDay } from "../measures";
 import { FigureView } from "./figure_view";
-import { sentenceOf } from "./happenings";
+import { sentenceOf } from "./machine_events";
 import { GENERATED_LINES, latencyLines, latencyName, memoryLines, percentileWords, PROMPT_LINES, rateWords, REQUEST_LINES, type Latency } from "./lines";
-import { happenings, looks, machineFailure, wantPast } from "./machine";
-import { held, looked } from "./moment";
+import { machineEvents, samples, machineFailure, wantPast } from "./machine";
+import { held, shownSample } from "./moment";
 
 const MOST_HOSTS = 8;
-const MOST_HAPPENINGS = 10;
+const MOST_EVENTS = 10;
 const LATENCIES: Latency[] = ["firstOutput", "outputToken", "request"];
 const percent = (value: number) => `${Math.round(value)}%`;
 const axisSeconds = (value: number) => (value === 0 || value >= 1 ? `${amount(value)} s` : seconds(value));
@@ -22,7 +22,7 @@ const latencyOf = signal<Modality>(Modality.UNSPECIFIED);
 export function MachineView() {
   useEffect(wantPast, []);
   const failure = machineFailure.value;
-  const known = looks.value.length > 0;
+  const known = samples.value.length > 0;
   return (
     <section aria-labelledby="machine-title" class="machine">
       <h2 id="machine-title">Machine</h2>
@@ -33,7 +33,7 @@ export function MachineView() {
           <MomentSlider />
           <Plots />
           <TrafficTable />
-          <Happenings />
+          <RecentEvents />
         </>
       )}
     </section>
@@ -42,11 +42,11 @@ export function MachineView() {
 
 /** Moves all plots and figures back in time, by mouse, finger or keys. */
 function MomentSlider() {
-  const all = looks.value;
+  const all = samples.value;
   const at = held.value;
   const place = at === null ? all.length - 1 : Math.max(0, all.findLastIndex((each) => each.at <= at));
-  const shown = looked.value?.at ?? 0;
-  const words = looked.value === all.at(-1) ? `now, ${timeOfDay(shown)}` : timeOfDay(shown);
+  const shown = shownSample.value?.at ?? 0;
+  const words = shownSample.value === all.at(-1) ? `now, ${timeOfDay(shown)}` : timeOfDay(shown);
   const move = (to: number) => (held.value = to >= all.length - 1 ? null : all[to]!.at);
   return (
     <div class="row moment">
@@ -60,9 +60,9 @@ function MomentSlider() {
 }
 
 function TrafficTable() {
-  const traffic = looked.value?.sample.traffic ?? [];
+  const traffic = shownSample.value?.sample.traffic ?? [];
   if (!traffic.length) return <p class="hint">No service has reported data yet.</p>;
-  const latencies = traffic.flatMap((each) => LATENCIES.flatMap((which) => (each[which] ? [{ modality: each.modality, which, told: each[which] }] : [])));
+  const latencies = traffic.flatMap((each) => LATENCIES.flatMap((which) => (each[which] ? [{ modality: each.modality, which, percentiles: each[which] }] : [])));
   return (
     <div class="tables">
       <table>
@@ -79,10 +79,10 @@ function TrafficTable() {
           <caption>Latency over the last minute</caption>
           <thead><tr><td /><th scope="col">P50</th><th scope="col">P95</th><th scope="col">P99</th></tr></thead>
           <tbody>
-            {latencies.map(({ modality, which, told }) => (
+            {latencies.map(({ modality, which, percentiles }) => (
               <tr key={`${modality} ${which}`}>
                 <th scope="row">{modalityName(modality)}: {latencyName(modality, which).toLowerCase()}</th>
-                {percentileWords(told).map((words, at) => <td key={at}>{words}</td>)}
+                {percentileWords(percentiles).map((words, at) => <td key={at}>{words}</td>)}
               </tr>
             ))}
           </tbody>
@@ -93,7 +93,7 @@ function TrafficTable() {
 }
 
 function Plots() {
-  const hosts = looks.value.at(-1)!.sample.hosts;
+  const hosts = samples.value.at(-1)!.sample.hosts;
   const measured = measuredModalities();
   const modality = measured.includes(latencyOf.value) ? latencyOf.value : (measured[0] ?? Modality.TEXT);
   const firsts = useMemo(() => latencyLines(modality, "firstOutput"), [modality]);
@@ -144,12 +144,12 @@ function OtherHosts({ hosts }: { hosts: Host[] }) {
 
 /** The modalities with measured requests in the last minutes. */
 function measuredModalities(): Modality[] {
-  const found = new Set(looks.value.flatMap(({ sample }) => sample.traffic.filter((each) => each.request ?? each.firstOutput).map((each) => each.modality)));
+  const found = new Set(samples.value.flatMap(({ sample }) => sample.traffic.filter((each) => each.request ?? each.firstOutput).map((each) => each.modality)));
   return [...found].sort();
 }
 
-function Happenings() {
-  const all = [...happenings.value].reverse().slice(0, MOST_HAPPENINGS);
+function RecentEvents() {
+  const all = [...machineEvents.value].reverse().slice(0, MOST_EVENTS);
   if (!all.length) return null;
   return (
     <>

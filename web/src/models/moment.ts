@@ -1,7 +1,7 @@
 // The selected moment, the same in all plots and figures: now, or within the last minutes.
 
 import { computed, signal } from "@preact/signals";
-import { looks, type Look } from "./machine";
+import { samples, type TimedSample } from "./machine";
 
 /** The position of the slider, in Unix seconds; null is now. */
 export const held = signal<number | null>(null);
@@ -9,8 +9,8 @@ export const held = signal<number | null>(null);
 export const hovered = signal<number | null>(null);
 
 /** The sample of that moment; null without samples. */
-export const looked = computed<Look | null>(() => {
-  const all = looks.value;
+export const shownSample = computed<TimedSample | null>(() => {
+  const all = samples.value;
   const at = hovered.value ?? held.value;
   const last = all.at(-1) ?? null;
   return at === null ? last : (all.findLast((each) => each.at <= at) ?? all[0] ?? null);

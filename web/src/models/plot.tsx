@@ -5,7 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { timeOfDay } from "../measures";
 import { theme } from "../theme";
-import type { Mark } from "./happenings";
+import type { Mark } from "./machine_events";
 import { held, hovered } from "./moment";
 
 /** Times in Unix seconds, and the values of each line at them; null where nothing is drawn. */

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.kv_cells import cache_cells, context_size
-from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import OutOfCells, Sampled, Span, check_bias, kept_states
+from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
+from services.text.engine.runtime import OutOfCells, Sampled, TokenSpan, check_bias, kept_states
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
@@ -115,7 +115,7 @@ class LlamaEngine:
             llama_cpp.llama_sampler_free(sampler.chain)
             sampler.chain = None
 
-    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
+    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
         """Computes all spans in one llama_decode and samples a token for each span with a sampler."""
         self._fill(spans)
         result = llama_cpp.llama_decode(self._context, self._batch)
@@ -144,7 +144,7 @@ class LlamaEngine:
 
     # --- a step
 
-    def _fill(self, spans: Sequence[Span]) -> None:
+    def _fill(self, spans: Sequence[TokenSpan]) -> None:
         batch, at = self._batch, 0
         for span in spans:
             for offset, token in enumerate(span.tokens):
@@ -167,7 +167,7 @@ class LlamaEngine:
         return mask
 
     def _sample(
-        self, spans: Sequence[Span], masks: Sequence[NDArray[np.int32] | None]
+        self, spans: Sequence[TokenSpan], masks: Sequence[NDArray[np.int32] | None]
     ) -> list[Sampled | EngineError | None]:
         wanted = sum(span.sampler is not None for span in spans)
         if not wanted:
@@ -235,9 +235,9 @@ class LlamaEngine:
             raise EngineError("OUT_OF_MEMORY", message)
         return created
 
-    def _describe(self, options: EngineOptions) -> Ready:
+    def _describe(self, options: EngineOptions) -> DecoderReady:
         template = llama_cpp.llama_model_chat_template(self._model, None)
-        return Ready(
+        return DecoderReady(
             context_tokens=self._context_tokens,
             kv_tokens=min(llama_cpp.llama_n_ctx(self._context), self._context_tokens * options.max_sequences),
             max_sequences=options.max_sequences,
@@ -281,7 +281,7 @@ class LlamaEngine:
 
     def _warm_up(self) -> None:
         """Computes one token, so that the first request does not pay for page faults and allocations."""
-        self.step([Span(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler())])
+        self.step([TokenSpan(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler())])
         self.drop(0)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
-from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
+from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
+from services.text.engine.runtime import Sampled, TokenSpan, check_bias, kept_states
 from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
 from services.text.engine.runtimes.torch.packing import make_batch
@@ -67,7 +67,7 @@ class SafetensorsEngine(VocabularySpeaker):
         self.reuses_states = self.executor.is_recurrent and options.prefix_cache
         kept = kept_states(options.max_sequences) if self.reuses_states else 0
         self.executor.allocate_states(options.max_sequences, kept)
-        cells = cache_cells(options, context)  # what the memory estimate reckons, also on a GPU
+        cells = cache_cells(options, context)  # as in the memory estimate, also on a GPU
         self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else kept)
         # Each running sequence and each kept state has an open page.
         pages = -(-cells // BLOCK) + options.max_sequences + kept + RESERVED_PAGES
@@ -79,7 +79,7 @@ class SafetensorsEngine(VocabularySpeaker):
         # Metal has no 64-bit floats, which sampling needs, and shares the host's memory.
         self._sampling_device = torch.device("cpu") if device.type == "mps" else device
         self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), self._sampling_device)
-        self.ready = Ready(
+        self.ready = DecoderReady(
             context_tokens=context,
             kv_tokens=cells,
             max_sequences=options.max_sequences,
@@ -103,7 +103,7 @@ class SafetensorsEngine(VocabularySpeaker):
         self._sampler.free(sampler)
 
     @torch.inference_mode()
-    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
+    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
         """Computes all spans in one pass through the model and samples a token for each span with a sampler."""
         copies = self._tables.extend([(span.sequence, span.start, len(span.tokens)) for span in spans])
         batch, order = make_batch(spans, self._tables.rows, copies)
@@ -176,6 +176,6 @@ class SafetensorsEngine(VocabularySpeaker):
     def _warm_up(self) -> None:
         """Computes a prompt and a token, so that the first request does not pay for page faults."""
         sampler = new_sampler(SamplingParams(temperature=0), [], None, None)
-        self.step([Span(0, 0, [0] * BLOCK, None)])
-        self.step([Span(0, BLOCK, [0], sampler)])
+        self.step([TokenSpan(0, 0, [0] * BLOCK, None)])
+        self.step([TokenSpan(0, BLOCK, [0], sampler)])
         self.drop(0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.text.engine.kv_cells import BLOCK
-from services.text.engine.runtime import Span
+from services.text.engine.runtime import TokenSpan
 from services.text.engine.runtimes.torch.attention import Chunk, Decode, Gather, Plan
 
 
@@ -56,7 +56,7 @@ class Packed:
     plan: Plan
 
 
-def make_batch(spans: Sequence[Span], rows: Tensor, copies: list[tuple[int, int]]) -> tuple[Batch, list[int]]:
+def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int, int]]) -> tuple[Batch, list[int]]:
     """Builds a batch of spans. Returns it, and for each wanted row of logits the index of its span.
 
     `rows` are the page tables of all sequences. In the batch, spans of one token come first.

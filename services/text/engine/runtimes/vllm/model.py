@@ -18,7 +18,7 @@ from vllm import SamplingParams as VllmParams
 
 from services.text.engine.constraint import Constraint
 from services.text.engine.kv_cells import cache_cells, context_size
-from services.text.engine.messages import Counters, EngineOptions, Hold, Ready, TokenLogprob
+from services.text.engine.messages import Counters, DecoderReady, EngineOptions, Hold, TokenLogprob
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Sampled, check_bias
 from services.text.engine.runtimes.torch.vocabulary import (
@@ -61,7 +61,7 @@ class VllmModel(VocabularySpeaker):
         ends = end_tokens(config) | end_tokens(text)
         ends |= end_tokens(read_json(folder / "generation_config.json", optional=True))
         self._vocabulary = TokenVocabulary(folder, self.core.vocabulary, frozenset(ends))
-        self.ready = Ready(
+        self.ready = DecoderReady(
             context_tokens=self.core.context_tokens,
             kv_tokens=self.core.cells,
             max_sequences=options.max_sequences,

@@ -200,7 +200,7 @@ def test_unwanted_batch_ends_after_the_step_and_does_not_affect_the_next(engine_
     assert np.array_equal(made(engine, parameters(engine), draft(1))[0], before)
 
 
-def test_there_are_signs_of_life_before_the_first_step(engine_of: EngineOf) -> None:
+def test_heartbeats_are_sent_before_the_first_step(engine_of: EngineOf) -> None:
     engine = engine_of(FAMILY)
     engine._beaten = 0.0
     beats: list[int] = []

@@ -82,9 +82,7 @@ def test_missing_index_is_reported(tmp_path: Path) -> None:
         ([], None),
     ],
 )
-def test_half_precision_is_taken_where_there_is_nothing_else(
-    tmp_path: Path, names: list[str], variant: str | None
-) -> None:
+def test_half_precision_is_the_fallback(tmp_path: Path, names: list[str], variant: str | None) -> None:
     (tmp_path / "unet").mkdir()
     for name in names:
         (tmp_path / "unet" / name).touch()

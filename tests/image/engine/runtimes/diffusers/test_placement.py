@@ -24,7 +24,7 @@ GIB = 1024**3
         (0, "LAYERS"),
     ],
 )
-def test_no_more_leaves_the_gpu_than_must(room: int, expected: str) -> None:
+def test_only_as_much_as_needed_leaves_the_gpu(room: int, expected: str) -> None:
     assert placement.choose_offload([5 * GIB, 3 * GIB, GIB], GIB, room) is placement.Offload[expected]
 
 

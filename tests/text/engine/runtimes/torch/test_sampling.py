@@ -42,7 +42,7 @@ def test_greedy_takes_the_likeliest() -> None:
     assert [each.token for each in chosen] == scores.argmax(-1).tolist()
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     row = torch.full((1, VOCABULARY), -math.inf)
     row[0, [3, 500, 999]] = torch.tensor([0.5, 0.3, 0.2]).log()
     found = drawn(row, 2000)
@@ -125,7 +125,7 @@ def test_logit_bias_adds_up() -> None:
     assert chosen.token == 3
 
 
-def test_penalties_count_what_was_generated() -> None:
+def test_penalties_count_generated_tokens() -> None:
     row = torch.zeros(1, VOCABULARY)
     row[0, :3] = torch.tensor([5.0, 4.0, 3.0])
     sampler = batch()

@@ -10,7 +10,7 @@ import pytest
 from services.audio.engine.messages import VadOptions
 from services.audio.engine.vad import FRAME, SpeechMeter
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
-from services.audio.engine.windows import SpeechWindows, WholeWindows
+from services.audio.engine.window_planner import SpeechWindowPlanner, WholeWindowPlanner
 from tests.audio.engine.recordings import announcement, novel, silence
 
 SECOND = 16000
@@ -53,14 +53,14 @@ def numbered(sound: Samples) -> Samples:
     return sound + np.arange(len(sound), dtype=np.float32) * np.float32(2**-25)
 
 
-def taken(windows: SpeechWindows | WholeWindows) -> Iterator[Window]:
+def taken(windows: SpeechWindowPlanner | WholeWindowPlanner) -> Iterator[Window]:
     while window := windows.ready():
         yield window
-        if isinstance(windows, WholeWindows):
+        if isinstance(windows, WholeWindowPlanner):
             windows.seek(window.seek + window.frames)
 
 
-def windows_of(windows: SpeechWindows | WholeWindows, sound: Samples, cuts: list[int]) -> list[Window]:
+def windows_of(windows: SpeechWindowPlanner | WholeWindowPlanner, sound: Samples, cuts: list[int]) -> list[Window]:
     found = []
     for part in np.split(sound, cuts):
         windows.feed(part)
@@ -114,11 +114,11 @@ def test_random_sounds_lose_no_speech_and_do_not_depend_on_how_they_are_fed() ->
     for turn in range(40):
         sound = random_sound(rng)
         options = ALL_OPTIONS[turn % len(ALL_OPTIONS)]
-        found = windows_of(SpeechWindows(options, Loudness()), sound, [])
+        found = windows_of(SpeechWindowPlanner(options, Loudness()), sound, [])
         check(found, sound)
         many += len(found) > 1
         cuts = np.sort(rng.integers(0, len(sound), int(rng.integers(1, 200)))).tolist()
-        assert same(found, windows_of(SpeechWindows(options, Loudness()), sound, cuts))
+        assert same(found, windows_of(SpeechWindowPlanner(options, Loudness()), sound, cuts))
     assert many > 10
 
 
@@ -128,22 +128,22 @@ def test_live_windows_lose_no_speech_either() -> None:
         sound = random_sound(rng)
         options = ALL_OPTIONS[turn % len(ALL_OPTIONS)]
         cuts = list(range(FRAME, len(sound), 777))
-        found = windows_of(SpeechWindows(options, Loudness(), live=True), sound, cuts)
+        found = windows_of(SpeechWindowPlanner(options, Loudness(), live=True), sound, cuts)
         check(found, sound)
-        assert same(found, windows_of(SpeechWindows(options, Loudness(), live=True), sound, []))
+        assert same(found, windows_of(SpeechWindowPlanner(options, Loudness(), live=True), sound, []))
 
 
 def test_real_speech_is_cut_alike_however_it_is_fed() -> None:
     sound = np.concatenate([silence(3), announcement(), silence(8), novel(), silence(2)])
-    found = windows_of(SpeechWindows(OPTIONS, SpeechMeter()), sound, [])
+    found = windows_of(SpeechWindowPlanner(OPTIONS, SpeechMeter()), sound, [])
     assert len(found) in (4, 5)
     assert sum(window.seconds for window in found) < len(sound) / SECOND - 8
     parts = list(range(1600, len(sound), 1600))
-    assert same(found, windows_of(SpeechWindows(OPTIONS, SpeechMeter()), sound, parts))
+    assert same(found, windows_of(SpeechWindowPlanner(OPTIONS, SpeechMeter()), sound, parts))
 
 
 def test_silence_is_no_window_and_holds_no_memory() -> None:
-    windows = SpeechWindows(OPTIONS, Loudness())
+    windows = SpeechWindowPlanner(OPTIONS, Loudness())
     for _ in range(7200):
         windows.feed(quiet(1))
         assert windows.ready() is None
@@ -157,7 +157,7 @@ def test_silence_is_no_window_and_holds_no_memory() -> None:
 @pytest.mark.parametrize("pause", [0.0, 20.0])
 def test_hours_of_speech_hold_little_memory(pause: float) -> None:
     """Speech without pauses, and with pauses so long that a window spans many minutes of the file."""
-    windows = SpeechWindows(OPTIONS, Loudness())
+    windows = SpeechWindowPlanner(OPTIONS, Loudness())
     part = np.concatenate([loud(1), quiet(pause)])
     count = 0
     for _ in range(3600 if not pause else 300):
@@ -170,7 +170,7 @@ def test_hours_of_speech_hold_little_memory(pause: float) -> None:
 
 def test_a_window_takes_stretches_until_the_next_does_not_fit() -> None:
     sound = np.concatenate([loud(9), quiet(2)] * 4)
-    windows = SpeechWindows(OPTIONS, Loudness())
+    windows = SpeechWindowPlanner(OPTIONS, Loudness())
     windows.feed(sound[: 34 * SECOND])
     assert windows.ready() is None
     windows.feed(sound[34 * SECOND :])
@@ -191,7 +191,7 @@ def test_a_window_takes_stretches_until_the_next_does_not_fit() -> None:
 def test_speech_without_a_pause_is_cut_where_it_is_quietest() -> None:
     sound = loud(70)
     sound[25 * SECOND : 25 * SECOND + 3200] = 0.2  # still counts as speech
-    found = windows_of(SpeechWindows(OPTIONS, Loudness()), sound, [])
+    found = windows_of(SpeechWindowPlanner(OPTIONS, Loudness()), sound, [])
     assert [window.start for window in found][1:2] == [pytest.approx(25.1, abs=0.1)]
     assert len(found) == 3
     assert sum(len(window.samples) for window in found) == len(sound)
@@ -199,7 +199,7 @@ def test_speech_without_a_pause_is_cut_where_it_is_quietest() -> None:
 
 
 def test_no_speech_for_long_ends_a_window_at_once() -> None:
-    windows = SpeechWindows(OPTIONS, Loudness())
+    windows = SpeechWindowPlanner(OPTIONS, Loudness())
     windows.feed(np.concatenate([loud(2), quiet(29.9)]))
     assert windows.ready() is None
     windows.feed(quiet(0.2))
@@ -208,7 +208,7 @@ def test_no_speech_for_long_ends_a_window_at_once() -> None:
 
 
 def test_a_live_speaker_s_pause_ends_a_window() -> None:
-    windows = SpeechWindows(OPTIONS, Loudness(), live=True)
+    windows = SpeechWindowPlanner(OPTIONS, Loudness(), live=True)
     windows.feed(np.concatenate([quiet(5), loud(2)]))
     spoken = windows.open()
     assert spoken is not None
@@ -229,8 +229,8 @@ def test_a_live_speaker_s_pause_ends_a_window() -> None:
 
 def test_reading_open_speech_changes_nothing() -> None:
     sound = np.concatenate([loud(3), quiet(0.3), loud(3), quiet(1), loud(2)])
-    expected = windows_of(SpeechWindows(OPTIONS, Loudness(), live=True), sound, [])
-    windows = SpeechWindows(OPTIONS, Loudness(), live=True)
+    expected = windows_of(SpeechWindowPlanner(OPTIONS, Loudness(), live=True), sound, [])
+    windows = SpeechWindowPlanner(OPTIONS, Loudness(), live=True)
     found, shown = [], 0.0
     for start in range(0, len(sound), 1000):
         windows.feed(sound[start : start + 1000])
@@ -243,8 +243,8 @@ def test_reading_open_speech_changes_nothing() -> None:
     assert shown > 6
 
 
-@pytest.mark.parametrize("windows", [WholeWindows(), SpeechWindows(OPTIONS, Loudness())])
-def test_nothing_is_fed_after_the_end(windows: SpeechWindows | WholeWindows) -> None:
+@pytest.mark.parametrize("windows", [WholeWindowPlanner(), SpeechWindowPlanner(OPTIONS, Loudness())])
+def test_nothing_is_fed_after_the_end(windows: SpeechWindowPlanner | WholeWindowPlanner) -> None:
     windows.end()
     windows.end()
     assert windows.ready() is None
@@ -255,7 +255,7 @@ def test_nothing_is_fed_after_the_end(windows: SpeechWindows | WholeWindows) -> 
 
 def test_whole_windows_move_by_the_given_columns() -> None:
     sound = numbered(loud(70.005))
-    windows = WholeWindows()
+    windows = WholeWindowPlanner()
     windows.feed(sound[: 30 * SECOND])
     assert windows.ready() is None, "the spectrogram's last columns need a little more"
     windows.feed(sound[30 * SECOND :])
@@ -281,7 +281,7 @@ def test_whole_windows_move_by_the_given_columns() -> None:
 
 @pytest.mark.parametrize("frame", [0, -5, 501])
 def test_whole_windows_only_move_on_and_not_too_far(frame: int) -> None:
-    windows = WholeWindows()
+    windows = WholeWindowPlanner()
     windows.feed(loud(5))
     windows.end()
     with pytest.raises(ValueError, match="not in the window"):
@@ -292,7 +292,7 @@ def test_whole_windows_only_move_on_and_not_too_far(frame: int) -> None:
 
 
 def test_whole_windows_show_what_came_since() -> None:
-    windows = WholeWindows()
+    windows = WholeWindowPlanner()
     assert windows.open() is None
     windows.feed(loud(2))
     spoken = windows.open()
@@ -302,7 +302,7 @@ def test_whole_windows_show_what_came_since() -> None:
 
 def test_random_feeds_of_whole_windows() -> None:
     sound = numbered(loud(95))
-    expected = windows_of(WholeWindows(), sound, [])
+    expected = windows_of(WholeWindowPlanner(), sound, [])
     assert [window.seconds for window in expected] == [30, 30, 30, 5]
     cuts = np.sort(np.random.default_rng(1).integers(0, len(sound), 90)).tolist()
-    assert same(expected, windows_of(WholeWindows(), sound, cuts))
+    assert same(expected, windows_of(WholeWindowPlanner(), sound, cuts))

@@ -34,7 +34,7 @@ export interface Picture {
 }
 
 /** The running generation. */
-export interface Drawing {
+export interface Generation {
   prompt: string;
   step: number;
   steps: number;
@@ -44,7 +44,7 @@ export interface Drawing {
 }
 
 type Config = MessageInitShape<typeof ImageConfigSchema>;
-type Told = StreamGenerateImageResponse | StreamEditImageResponse;
+type GenerationReply = StreamGenerateImageResponse | StreamEditImageResponse;
 
 const PREVIEWS = 3;
 const MIB = 1024 * 1024;
@@ -52,7 +52,7 @@ const LARGE = 4 * MIB; // smaller requests are unlikely to exceed the limit
 
 export const form = signal<ImageForm>({ model: "", prompt: "", negative: "", width: "", height: "", steps: "", guidance: "", seed: "", count: "1", strength: "" });
 export const gallery = signal<readonly Picture[]>([]);
-export const drawing = signal<Drawing | null>(null);
+export const generation = signal<Generation | null>(null);
 let ending: AbortController | null = null;
 let last = 0;
 
@@ -61,7 +61,7 @@ export function change(part: Partial<ImageForm>): void {
 }
 
 /** Generates images from the form and shows the progress. */
-export async function draw(model: string): Promise<void> {
+export async function generate(model: string): Promise<void> {
   const { prompt } = form.value;
   const request = { config: config(model), prompt, partialImages: PREVIEWS };
   await perform(prompt, model, (signal) => stream(ImageService.method.streamGenerateImage, [request], signal));
@@ -92,13 +92,13 @@ export function forget(picture: Picture): void {
 }
 
 /** Shows the events of a stream until it ends or is stopped. */
-async function perform(prompt: string, model: string, told: (signal: AbortSignal) => AsyncIterable<Told>): Promise<void> {
+async function perform(prompt: string, model: string, replies: (signal: AbortSignal) => AsyncIterable<GenerationReply>): Promise<void> {
   const ended = (ending = new AbortController());
   endPreviews();
-  drawing.value = { prompt, step: 0, steps: 0, previews: new Map(), failure: null };
+  generation.value = { prompt, step: 0, steps: 0, previews: new Map(), failure: null };
   try {
     let parameters: ImageParameters | undefined;
-    for await (const { event } of told(ended.signal)) {
+    for await (const { event } of replies(ended.signal)) {
       if (event.case === "started") {
         parameters = event.value.parameters;
         put({ steps: parameters?.steps ?? 0 });
@@ -108,7 +108,7 @@ async function perform(prompt: string, model: string, told: (signal: AbortSignal
       if (event.case === "image") keep(event.value, prompt, model, parameters);
     }
     endPreviews();
-    drawing.value = null;
+    generation.value = null;
   } catch (error) {
     put({ failure: asFailure(error, ended.signal.aborted) });
   }
@@ -145,19 +145,19 @@ async function content(file: Blob): Promise<Uint8Array<ArrayBuffer>> {
 }
 
 function preview(image: Image, at: number): void {
-  const before = drawing.value?.previews.get(image.index);
-  const previews = new Map(drawing.value?.previews);
+  const before = generation.value?.previews.get(image.index);
+  const previews = new Map(generation.value?.previews);
   previews.set(image.index, { source: URL.createObjectURL(png(image)), number: at });
   put({ previews });
   if (before) URL.revokeObjectURL(before.source);
 }
 
-function keep(image: Image, prompt: string, model: string, told: ImageParameters | undefined): void {
+function keep(image: Image, prompt: string, model: string, parameters: ImageParameters | undefined): void {
   const file = png(image);
   last += 1;
   const picture = {
     id: last, source: URL.createObjectURL(file), content: file, prompt, model, width: image.width, height: image.height,
-    seed: image.seed, steps: told?.steps ?? 0,
+    seed: image.seed, steps: parameters?.steps ?? 0,
   };
   gallery.value = [picture, ...gallery.value];
 }
@@ -167,9 +167,9 @@ function png(image: Image): Blob {
 }
 
 function endPreviews(): void {
-  for (const { source } of drawing.value?.previews.values() ?? []) URL.revokeObjectURL(source);
+  for (const { source } of generation.value?.previews.values() ?? []) URL.revokeObjectURL(source);
 }
 
-function put(part: Partial<Drawing>): void {
-  if (drawing.value) drawing.value = { ...drawing.value, ...part };
+function put(part: Partial<Generation>): void {
+  if (generation.value) generation.value = { ...generation.value, ...part };
 }

@@ -55,7 +55,7 @@ class SoundBuffer:
             self.start = before
 
 
-class Windows:
+class WindowPlanner:
     """The sound of a request, to be cut into windows. The way in which `feed` splits the sound does not change them.
 
     Use: `feed` sound as it arrives and `end` after the last; then take windows with `ready` until it returns None.
@@ -82,7 +82,7 @@ class Windows:
         return self._sound.end
 
 
-class WholeWindows(Windows):
+class WholeWindowPlanner(WindowPlanner):
     """Windows over every second, as in the reference: 30 s each, from where the text before ended.
 
     After each window from `ready`, `seek` must set the start of the next one; until then `ready` returns None.
@@ -142,7 +142,7 @@ class WholeWindows(Windows):
         )
 
 
-class SpeechWindows(Windows):
+class SpeechWindowPlanner(WindowPlanner):
     """Windows of speech only: stretches are packed into windows, and the silence between them is left out.
 
     A window is complete when the next stretch would not fit, when no speech follows for 30 s, at the end of the sound,

@@ -1,7 +1,7 @@
 // Events of models and replicas, in words and as marks in plots.
 
 import { MachineEventKind, type MachineEvent } from "../../generated/allm/models/v1/figures_pb";
-import type { Happening } from "./machine";
+import type { TimedEvent } from "./machine";
 
 /** A vertical line in a plot. */
 export interface Mark {
@@ -35,7 +35,7 @@ const EVICTED: Record<string, string> = {
   pressure: "the machine was low on memory",
 };
 
-export function marksOf(all: readonly Happening[]): Mark[] {
+export function marksOf(all: readonly TimedEvent[]): Mark[] {
   return all.map(({ at, event }) => ({
     at,
     name: `${SIGNS[event.kind] ?? ""} ${event.modelId || event.replica}`.trim(),
