@@ -10,7 +10,9 @@ from bench.level import LevelResult
 from bench.prompts import PromptSet
 
 TTFT_FACTOR, TTFT_SLACK_MS = 1.05, 10.0  # how much later than the peer's the first token may come
-_TARGET_ALONE, _TARGET_TOGETHER, _TARGET_SHARED = 0.95, 1.05, 1.2
+_TARGET_ALONE, _TARGET_TOGETHER = 0.97, 1.0
+EVEN = 3.0  # most that the p95 of our gaps may be of their median
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,8 @@ class Case:
     @property
     def target(self) -> float:
         """The lowest acceptable ratio of tokens/s."""
-        if self.prompt_set is PromptSet.SHARED:
-            return _TARGET_SHARED
-        return _TARGET_ALONE if self.concurrency == 1 else _TARGET_TOGETHER
+        alone = self.concurrency == 1 and self.prompt_set is not PromptSet.SHARED
+        return _TARGET_ALONE if alone else _TARGET_TOGETHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,12 @@ class Figures:
     cpu_ms_per_token: float
     spread_percent: float  # from the slowest to the fastest round, relative to the median tokens/s
     errors: int
+    idle_mib: float = 0.0  # of the process with the model, after one answer
+    loaded_mib: float = 0.0  # the same, after the load
 
     @classmethod
-    def of(cls, results: Sequence[LevelResult]) -> Figures:
-        """Computes the medians of a server's results in one case."""
+    def of(cls, results: Sequence[LevelResult], memory: Sequence[tuple[int, int]] = ((0, 0),)) -> Figures:
+        """Computes the medians of a server's results in one case. `memory`: bytes before and after each."""
 
         def middle(values: Iterable[float]) -> float:
             return float(median(list(values)))
@@ -63,6 +66,8 @@ class Figures:
             cpu_ms_per_token=middle(result.server_cpu_ms_per_token for result in results),
             spread_percent=100 * (max(speeds) - min(speeds)) / middle(speeds) if any(speeds) else 0.0,
             errors=sum(sum(result.errors.values()) for result in results),
+            idle_mib=middle(idle / MIB for idle, _ in memory),
+            loaded_mib=middle(loaded / MIB for _, loaded in memory),
         )
 
 
@@ -72,8 +77,9 @@ class Comparison:
 
     case: Case
     setting: str  # the peer's best setting
-    ours: Figures
+    ours: Figures  # as installed
     peer: Figures
+    tuned: Figures | None = None  # ours with the peer's context, batch and number of clients
 
     @property
     def speed(self) -> float:
@@ -91,6 +97,16 @@ class Comparison:
         return _ratio(self.ours.gap_p50_ms, self.peer.gap_p50_ms)
 
     @property
+    def tuned_speed(self) -> float:
+        """The tokens/s of the tuned allm over the peer's."""
+        return _ratio(self.tuned.tokens_per_s, self.peer.tokens_per_s) if self.tuned else float("nan")
+
+    @property
+    def evenness(self) -> float:
+        """The p95 of our gaps over their median; lower is better."""
+        return _ratio(self.ours.gap_p95_ms, self.ours.gap_p50_ms)
+
+    @property
     def fast_enough(self) -> bool:
         return self.speed >= self.case.target and not self.ours.errors
 
@@ -105,10 +121,14 @@ def _ratio(ours: float, peer: float) -> float:
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    """Formats the comparisons as a Markdown table; every timing is a ratio to the peer in the same run."""
+    """Formats the comparisons as a Markdown table; timings and memory are ratios to the peer in the same run."""
     lines = [
-        "| weights | prompts | clients | tokens/s | first token | gap p50 | gap p95 | CPU per token | peer's setting |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|",
+        "allm as installed, without one variable set, beside llama-server's best setting. `tuned`: allm with"
+        " llama-server's context, batch and number of clients. `p95/p50`: of allm's own gaps between tokens.",
+        "",
+        "| weights | prompts | clients | tokens/s | tuned | first token | gap p50 | gap p95 | p95/p50 | CPU per token"
+        " | memory idle | loaded | peer's setting |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for one in comparisons:
         case, ours, peer = one.case, one.ours, one.peer
@@ -117,10 +137,14 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
             case.prompt_set,
             str(case.concurrency),
             f"{one.speed:.2f}x{'' if one.fast_enough else f' (target {case.target:g}x)'}",
+            f"{one.tuned_speed:.2f}x" if one.tuned else "",
             f"{one.first_token:.2f}x{'' if one.prompt_enough else ' (over the bound)'}",
             f"{one.gap:.2f}x",
             f"{_ratio(ours.gap_p95_ms, peer.gap_p95_ms):.2f}x",
+            f"{one.evenness:.1f}{'' if not one.evenness > EVEN else f' (bound {EVEN:g})'}",
             f"{_ratio(ours.cpu_ms_per_token, peer.cpu_ms_per_token):.2f}x",
+            f"{ours.idle_mib:.0f} MiB",
+            f"{_ratio(ours.loaded_mib, peer.loaded_mib):.2f}x",
             one.setting,
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -1,6 +1,7 @@
-"""The launch of the compared servers for a scenario: the same file, context, batch and threads.
+"""The launch of the compared servers for a scenario: the same file and threads.
 
-llama-server runs at its best: a slot for each client, a prompt cache, and the fastest of three settings.
+allm runs as installed, and once more tuned: with the same context, batch and number of clients as llama-server, which
+runs at its best: a slot for each client, a prompt cache, and the fastest of three settings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bench.process import Launch, free_port
 
 BUILD_DIR = Path(__file__).parent / ".build"
 CONTEXT_TOKENS = 1024  # for each client: the longest prompt and its answer take about 600
+LONG_CONTEXT_TOKENS = 2304  # with long prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,12 @@ class Scenario:
     concurrency: int
     batch_tokens: int = 2048  # most tokens computed in one step
     threads: int = 0  # 0: one for each core that this process may use
+    context_tokens: int = CONTEXT_TOKENS  # of each client
 
     @property
     def total_tokens(self) -> int:
         """KV cells for all clients together."""
-        return CONTEXT_TOKENS * self.concurrency
+        return self.context_tokens * self.concurrency
 
     @property
     def compute_threads(self) -> int:
@@ -63,8 +66,8 @@ def llama_server(binary: Path, setting: Setting, scenario: Scenario) -> Launch:
     return Launch("llama-server", arguments, port, "/health", BUILD_DIR / "logs" / "llama-server.log")
 
 
-def allm(scenario: Scenario) -> Launch:
-    """Launches the whole stack: Envoy, the text service and its worker, under `allm serve`."""
+def allm(scenario: Scenario, tuned: bool = True) -> Launch:
+    """Launches the whole stack: Envoy, the text service and its worker, under `allm serve`, tuned or as installed."""
     port = free_port()
     environment = {
         "ALLM_PORT": str(port),
@@ -73,12 +76,16 @@ def allm(scenario: Scenario) -> Launch:
         "ALLM_AUDIO_REPLICAS": "0",
         "ALLM_IMAGE_REPLICAS": "0",
         "ALLM_MODELS": f"bench={scenario.gguf}",
-        "ALLM_MAX_SEQUENCES": str(scenario.concurrency),
-        "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),  # llama-server gives each slot its share of -c
-        "ALLM_KV_TOKENS": str(scenario.total_tokens),
-        "ALLM_BATCH_TOKENS": str(scenario.batch_tokens),
-        "ALLM_CHUNK_TOKENS": str(scenario.batch_tokens),  # llama-server also fills its batch with prompts
-        "ALLM_THREADS": str(scenario.compute_threads),
     }
+    if scenario.threads:
+        environment["ALLM_THREADS"] = str(scenario.threads)
+    if tuned:
+        environment |= {
+            "ALLM_MAX_SEQUENCES": str(scenario.concurrency),
+            "ALLM_CONTEXT_TOKENS": str(scenario.context_tokens),  # llama-server gives each slot its share of -c
+            "ALLM_KV_TOKENS": str(scenario.total_tokens),
+            "ALLM_BATCH_TOKENS": str(scenario.batch_tokens),
+            "ALLM_CHUNK_TOKENS": str(scenario.batch_tokens),  # llama-server also fills its batch with prompts
+        }
     arguments = [sys.executable, "-m", "services.cli", "serve"]
     return Launch("allm", arguments, port, "/healthz", BUILD_DIR / "logs" / "allm.log", environment)

@@ -54,7 +54,7 @@ class Target:
 
 def level_of(prompt_set: PromptSet, concurrency: int, quick: bool = False) -> Level:
     """Returns the usual level of a concurrency: enough requests for a median, few enough for two cores."""
-    table = _QUICK_REQUESTS if quick else _REQUESTS
+    table = _QUICK_REQUESTS if quick or prompt_set is PromptSet.LONG else _REQUESTS
     return Level(prompt_set, concurrency, table.get(concurrency, 3 * concurrency), warmup=max(2, concurrency))
 
 

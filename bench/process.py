@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
@@ -59,6 +59,14 @@ class Running:
         before = process_seconds(self.pid)
         time.sleep(seconds)
         return 100 * (process_seconds(self.pid) - before) / seconds
+
+    def memory(self) -> int:
+        """Returns the memory of the process that holds the model, the largest of all, in bytes."""
+        root, found = psutil.Process(self.pid), 0
+        for each in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found = max(found, each.memory_info().rss)
+        return found
 
 
 @contextmanager

@@ -30,6 +30,7 @@ OUTPUT_TOKENS = 64
 _UNIQUE_WORDS = 113  # about 143 tokens including those of the model's chat template
 _PREFIX_WORDS = 496  # about 500 tokens of a shared system message
 _TAIL_WORDS = 28
+_LONG_WORDS = 1970  # about 2,000 tokens
 
 
 class PromptSet(StrEnum):
@@ -37,6 +38,7 @@ class PromptSet(StrEnum):
 
     UNIQUE = "unique"  # shares only the chat template's own tokens
     SHARED = "shared"  # a long shared system message, then a short question
+    LONG = "long"  # as unique, of about 2,000 tokens
 
 
 def messages(prompt_set: PromptSet, seed: str) -> list[dict[str, str]]:
@@ -45,7 +47,8 @@ def messages(prompt_set: PromptSet, seed: str) -> list[dict[str, str]]:
         system = _text(Random("the prefix"), _PREFIX_WORDS)  # noqa: S311 - words, no secret
         user = _text(Random(f"{prompt_set} {seed}"), _TAIL_WORDS)  # noqa: S311
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    return [{"role": "user", "content": _text(Random(f"{prompt_set} {seed}"), _UNIQUE_WORDS)}]  # noqa: S311
+    words = _LONG_WORDS if prompt_set is PromptSet.LONG else _UNIQUE_WORDS
+    return [{"role": "user", "content": _text(Random(f"{prompt_set} {seed}"), words)}]  # noqa: S311
 
 
 def _text(random: Random, words: int) -> str:

@@ -3,9 +3,10 @@
     python -m bench.run [--quick] [--precision BF16] [--concurrency 8] [--prompts unique] [--noise-floor]
 
 For each case (precision, prompts, clients) the run tries three settings of llama-server once; the fastest is the peer.
-It then measures both servers in turn, A/B/A/B. Each starts for its turn and stops after it, so that they never share
-the machine and its slow drifts affect both. The result compares the medians of the rounds. Both servers get the same
-prompts, other ones in each round. `--noise-floor` runs llama-server on both sides, which shows the measurement's noise.
+It then measures in turn allm as installed, allm tuned, and llama-server. Each starts for its turn and stops after it,
+so that they never share the machine and its slow drifts affect all. The result compares the medians of the rounds. All
+get the same prompts, other ones in each round. `--noise-floor` runs llama-server on all sides, which shows the
+measurement's noise.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.chart import draw
-from bench.comparison import Case, Comparison, Figures, markdown
-from bench.contender import SETTINGS, Scenario, Setting, allm, llama_server
-from bench.level import LevelResult
+from bench.comparison import MIB, Case, Comparison, Figures, markdown
+from bench.contender import (
+    CONTEXT_TOKENS,
+    LONG_CONTEXT_TOKENS,
+    SETTINGS,
+    Scenario,
+    Setting,
+    allm,
+    llama_server,
+)
 from bench.llama_server import build, compute_features, installed_library
 from bench.load import CONCURRENCIES, level_of
 from bench.process import Launch
@@ -87,39 +95,52 @@ class Runner:
 
     def compare(self, case: Case) -> Comparison:
         """Finds the peer's best setting, then runs all rounds of a case."""
-        scenario = Scenario(gguf(Precision(case.precision)), case.concurrency, threads=self._plan.threads)
+        scenario = Scenario(
+            gguf(Precision(case.precision)),
+            case.concurrency,
+            threads=self._plan.threads,
+            context_tokens=LONG_CONTEXT_TOKENS if case.prompt_set is PromptSet.LONG else CONTEXT_TOKENS,
+        )
         setting = self._best_setting(case, scenario)
-        ours: list[LevelResult] = []
-        peers: list[LevelResult] = []
+        turns: tuple[list[Turn], ...] = ([], [], [])
         for number in range(self._plan.rounds):
-            ours.append(self._ours(case, scenario, setting, number))
-            peers.append(self._peer(case, scenario, setting, number, self._plan.quick))
-        return Comparison(case, setting.name, Figures.of(ours), Figures.of(peers))
+            turns[0].append(self._ours(case, scenario, setting, number, tuned=False))
+            turns[1].append(self._ours(case, scenario, setting, number, tuned=True))
+            turns[2].append(self._peer(case, scenario, setting, number, self._plan.quick))
+        installed, tuned, peer = (
+            Figures.of([turn.result for turn in each], [turn.memory for turn in each]) for each in turns
+        )
+        return Comparison(case, setting.name, installed, peer, tuned)
 
     def _best_setting(self, case: Case, scenario: Scenario) -> Setting:
-        trials = {one: self._peer(case, scenario, one, -1, quick=True).tokens_per_s for one in SETTINGS}
+        trials = {one: self._peer(case, scenario, one, -1, quick=True).result.tokens_per_s for one in SETTINGS}
         return max(trials, key=trials.__getitem__)
 
-    def _ours(self, case: Case, scenario: Scenario, setting: Setting, number: int) -> LevelResult:
+    def _ours(self, case: Case, scenario: Scenario, setting: Setting, number: int, *, tuned: bool) -> Turn:
         if self._noise_floor:
             return self._peer(case, scenario, setting, number, self._plan.quick)
-        return self._turn(case, lambda: allm(scenario), "", number, self._plan.quick)
+        name = "tuned" if tuned else "as installed"
+        return self._turn(case, lambda: allm(scenario, tuned), "allm", name, number, self._plan.quick)
 
-    def _peer(self, case: Case, scenario: Scenario, setting: Setting, number: int, quick: bool) -> LevelResult:
-        return self._turn(case, lambda: llama_server(self._binary, setting, scenario), setting.name, number, quick)
+    def _peer(self, case: Case, scenario: Scenario, setting: Setting, number: int, quick: bool) -> Turn:
+        launch = lambda: llama_server(self._binary, setting, scenario)  # noqa: E731
+        return self._turn(case, launch, "llama-server", setting.name, number, quick)
 
-    def _turn(self, case: Case, launch: Callable[[], Launch], setting: str, number: int, quick: bool) -> LevelResult:
+    def _turn(
+        self, case: Case, launch: Callable[[], Launch], server: str, setting: str, number: int, quick: bool
+    ) -> Turn:
         turn = take(launch, level_of(case.prompt_set, case.concurrency, quick), f"{self._seed} {number}")
-        self.entries.append(Entry(case, "llama-server" if setting else "allm", setting, number, turn))
+        self.entries.append(Entry(case, server, setting, number, turn))
         self._print(self.entries[-1])
-        return turn.result
+        return turn
 
     def _print(self, entry: Entry) -> None:
         case, turn, result = entry.case, entry.turn, entry.turn.result
         what = f"{case.precision} {case.prompt_set} {case.concurrency:2}"
         when = "trial  " if entry.round < 0 else f"round {entry.round + 1}"
         line = f"{what}  {when}  {entry.server:12} {entry.setting:24} {result.tokens_per_s:6.1f} tokens/s"
-        line += f"  first token {result.ttft_ms.p50:5.0f} ms  gap {result.gap_ms.p50:5.1f} ms"
+        line += f"  first token {result.ttft_ms.p50:5.0f} ms  gap {result.gap_ms.p50:5.1f} / {result.gap_ms.p95:.1f} ms"
+        line += "  memory {:.0f}, {:.0f} MiB".format(*(size / MIB for size in turn.memory))
         noise = result.noise
         if turn.attempts > 1:
             line += f"  [yellow]disturbed: steal {noise.steal_percent:.0f}%, others {noise.other_percent:.0f}%[/]"
@@ -132,10 +153,10 @@ class Runner:
 
 def view(comparisons: Sequence[Comparison]) -> Table:
     """Formats the ratios for a terminal."""
-    shown = Table(title="allm / llama-server, medians of the rounds", title_justify="left")
-    for head in ("weights", "prompts", "clients", "tokens/s", "target", "first token", "within 5% + 10 ms"):
+    shown = Table(title="allm as installed / llama-server, medians of the rounds", title_justify="left")
+    for head in ("weights", "prompts", "clients", "tokens/s", "target", "tuned", "first token", "within 5% + 10 ms"):
         shown.add_column(head, justify="right")
-    for head in ("gap p50", "rounds' spread", "peer's setting", "errors"):
+    for head in ("gap p50", "p95/p50", "memory", "rounds' spread", "peer's setting", "errors"):
         shown.add_column(head, justify="right")
     for one in comparisons:
         case = one.case
@@ -145,9 +166,12 @@ def view(comparisons: Sequence[Comparison]) -> Table:
             str(case.concurrency),
             f"[{'green' if one.fast_enough else 'red'}]{one.speed:.2f}x[/]",
             f"{case.target:.2f}x",
+            f"{one.tuned_speed:.2f}x",
             f"{one.first_token:.2f}x",
             "[green]yes[/]" if one.prompt_enough else f"[red]{one.ours.ttft_p50_ms - one.peer.ttft_p50_ms:+.0f} ms[/]",
             f"{one.gap:.2f}x",
+            f"{one.evenness:.1f}",
+            f"{one.ours.loaded_mib:.0f}, {one.peer.loaded_mib:.0f} MiB",
             f"{one.ours.spread_percent:.0f}%, {one.peer.spread_percent:.0f}%",
             one.setting,
             f"{one.ours.errors}, {one.peer.errors}",

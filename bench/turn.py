@@ -17,6 +17,7 @@ from bench.level import Level, LevelResult
 from bench.load import Target, measure
 from bench.noise import NoiseMeter
 from bench.process import Launch, running
+from bench.prompts import PromptSet
 
 _NOISY_PERCENT = 3.0  # of all cores, stolen or used by others: more than this affects the figures
 _PATIENCE_SECONDS = 120.0
@@ -31,6 +32,7 @@ class Turn:
     idle_percent: float  # of one core, before the first request
     attempts: int  # more than one if others disturbed it
     result: LevelResult
+    memory: tuple[int, int]  # bytes of the process with the model, after its first answer and after the last
 
     @property
     def disturbance(self) -> float:
@@ -44,8 +46,11 @@ def take(launch: Callable[[], Launch], level: Level, seed: str) -> Turn:
     while len(turns) < _ATTEMPTS and not (turns and turns[-1].disturbance <= _NOISY_PERCENT):
         with machine_alone(), running(launch()) as server:
             idle = server.idle_percent()
-            (result,) = measure(Target(server.url, server.model, pid=server.pid, seed=seed), [level])
-        turns.append(Turn(idle, len(turns) + 1, result))
+            target = Target(server.url, server.model, pid=server.pid, seed=seed)
+            measure(target, [Level(PromptSet.UNIQUE, 1, requests=1, warmup=0)])  # loads the model
+            loaded = server.memory()
+            (result,) = measure(target, [level])
+            turns.append(Turn(idle, len(turns) + 1, result, (loaded, server.memory())))
     return min(turns, key=lambda turn: turn.disturbance)
 
 
