@@ -123,6 +123,7 @@ DISCOVERY = {
     "ctypes.CDLL": {
         "services/cli/serve/child.py",  # None: the C library of the process itself, for prctl
         "services/rpc/server.py",  # likewise, for malloc_trim
+        "services/text/engine/runtimes/llama_cpp_streams.py",  # likewise, for madvise
         "services/worker/devices.py",  # cuBLAS, to see whether CTranslate2 can open it
     },
     "importlib.reload": set(),

@@ -58,7 +58,8 @@ class TextSettings(WorkerSettings):
     batch_tokens: int = setting.integer("ALLM_BATCH_TOKENS", 2048, 32, 65536, "tokens", "text")
     """maximum number of tokens computed in one step; without a GPU, generative models compute at most 512"""
     chunk_tokens: int = setting.integer("ALLM_CHUNK_TOKENS", 512, 16, 65536, "tokens", "text")
-    """maximum number of prompt tokens in a step in which other requests decode"""
+    """maximum number of prompt tokens in a step in which other requests decode; most such steps have fewer, so that
+    running answers go on evenly"""
     queue_limit: int = setting.integer("ALLM_QUEUE_LIMIT", 256, 0, 100_000, "requests", "text")
     """maximum number of waiting requests; more are refused with OVERLOADED"""
     queue_tokens: int = setting.integer(

@@ -2,6 +2,8 @@
 
     llama_cpp, chat      weights + cells x cell bytes + sequences x state bytes + compute
                          compute = 512 x cells x 6 (masks of a graph) + 512 x 4 x (8 width + 3 inner) + 256 x vocabulary
+    the same, CPU        + streams x (context x 52 + layers x 8 KiB of pages in part) for the cache, and in compute
+                         context in place of cells
     llama_cpp, encoder   weights + batch x 4 x (8 width + 3 inner) + 256 x vocabulary
     torch, chat, CPU     weights as mapped + a second copy without the embedding (joined or converted layers)
                          + pages x cell bytes + states + compute
@@ -38,7 +40,14 @@ from services.models.formats.gguf_header import GgufError, GgufHeader, read_head
 from services.models.runtimes import RuntimeSpec
 from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate, gpu_of, share_of
 from services.settings.modality_settings import MIB, TextSettings
-from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
+from services.text.engine.kv_cells import (
+    BLOCK,
+    DEFAULT_CONTEXT,
+    STREAM_CELL_BYTES,
+    cache_cells,
+    context_size,
+    stream_count,
+)
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
 from services.text.engine.runtimes.vllm.arguments import cache_blocks
@@ -50,6 +59,7 @@ log = logging.getLogger(__name__)
 WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB, "vllm": 580 * MIB}
 TEMPLATE_BYTES = 36 * MIB  # the renderer process of a chat model
 _MICRO_BATCH = 512
+_PAGE = 4096
 _ENCODER_TOKENS = 8192
 _ENCODER_BATCH = 2048
 _KERNELS = 32 * MIB
@@ -171,12 +181,17 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
     if not writes:
         batch = min(shape.context_tokens or _ENCODER_TOKENS, options.context_tokens or _ENCODER_TOKENS)
         return {"weights": descriptor.size, "compute": batch * layer + 256 * shape.vocabulary}
-    cells = cache_cells(options, context_size(options, shape.context_tokens))
+    context = context_size(options, shape.context_tokens)
+    cells = seen = cache_cells(options, context)  # `seen`: cells that one token's attention reads
     kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
+    records = 0
+    if not options.gpu and not shape.state_bytes and context <= DEFAULT_CONTEXT:
+        seen = context
+        records = stream_count(options) * (context * STREAM_CELL_BYTES + shape.layers * 2 * _PAGE)
     return {
         "weights": descriptor.size,
-        "cache": cells * shape.cell_bytes + (options.max_sequences + kept) * shape.state_bytes,
-        "compute": _MICRO_BATCH * (6 * cells + layer) + 256 * shape.vocabulary,
+        "cache": cells * shape.cell_bytes + records + (options.max_sequences + kept) * shape.state_bytes,
+        "compute": _MICRO_BATCH * (6 * seen + layer) + 256 * shape.vocabulary,
     }
 
 

@@ -49,17 +49,17 @@ def ggml_devices() -> list[GgmlDevice]:
 
     Raises AttributeError if the library has no such API.
     """
-    count = _function("ggml_backend_dev_count", ctypes.c_size_t)
-    get = _function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t)
+    get = ggml_function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     found = [device for index in range(count()) if (device := _read(get(index)))]
     return sorted(found, key=lambda device: device.shares_host)  # stable
 
 
 def ggml_backends() -> list[str]:
     """Returns the names of the backends that the library was built with, such as `CUDA` and `CPU`."""
-    count = _function("ggml_backend_reg_count", ctypes.c_size_t)
-    get = _function("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+    count = ggml_function("ggml_backend_reg_count", ctypes.c_size_t)
+    get = ggml_function("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = ggml_function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
     return [name(get(index)).decode(errors="replace") for index in range(count())]
 
 
@@ -67,7 +67,7 @@ def cuda_version() -> int:
     """Returns the version of the CUDA runtime that the library is linked with, such as 13020; 0 if unknown."""
     version = ctypes.c_int(0)
     try:
-        _function("cudaRuntimeGetVersion", ctypes.c_int, ctypes.c_void_p)(ctypes.byref(version))
+        ggml_function("cudaRuntimeGetVersion", ctypes.c_int, ctypes.c_void_p)(ctypes.byref(version))
     except AttributeError:  # linked statically, or without CUDA
         return 0
     return version.value
@@ -75,14 +75,14 @@ def cuda_version() -> int:
 
 def _read(handle: int) -> GgmlDevice | None:
     """Reads a device; None for processors, accelerators and backends that are not ours."""
-    registry = _function("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(handle)
-    name = _function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)(registry).decode(errors="replace")
+    registry = ggml_function("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(handle)
+    name = ggml_function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)(registry).decode(errors="replace")
     kind = KINDS.get(name)
-    device_type = _function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
+    device_type = ggml_function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
     if kind is None or device_type not in (_GPU, _INTEGRATED):
         return None
     seen = _Properties()
-    _function("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.c_void_p)(handle, ctypes.byref(seen))
+    ggml_function("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.c_void_p)(handle, ctypes.byref(seen))
     description = (seen.description or b"").decode(errors="replace")
     return GgmlDevice(
         handle=handle,
@@ -95,7 +95,8 @@ def _read(handle: int) -> GgmlDevice | None:
     )
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
+def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
+    """Returns a function of ggml. Raises AttributeError if the library has none of this name."""
     function = getattr(bindings._lib, name)  # its dependencies, libggml and libggml-base, are searched, too
     function.restype, function.argtypes = result, arguments
     return function

@@ -29,8 +29,8 @@ from services.worker.messages import EngineError, LoadingProgress, RequestRefuse
 
 # Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
 PREPARATION_STACK_BYTES = 512 * 1024 * 1024
-# Divisor: ended requests may keep a quarter of a unified key-value cache. Every used cell makes the attention of every
-# step longer, on a CPU noticeably: a larger share costs running requests more than it saves later ones.
+# Divisor: ended requests may keep a quarter of a cache with shared cells. Every used cell of llama.cpp's unified cache
+# makes the attention of every step longer: a larger share costs running requests more than it saves later ones.
 CACHED_SHARE = 4
 
 # By capability and runtime: the module and the class that loads a model.

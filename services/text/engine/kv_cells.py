@@ -13,6 +13,9 @@ from services.text.engine.messages import EngineOptions
 DEFAULT_CONTEXT = 32_768  # maximum with `context_tokens=0`: longer contexts are opt-in
 CELLS_PER_SEQUENCE = 512  # of each concurrent request with `kv_tokens=0`
 BLOCK = 16
+# Of the layout of llama.cpp's cache with a stream for each sequence, on the processor.
+STREAM_ENTRIES = 32  # streams for the prefix cache
+STREAM_CELL_BYTES = 52  # llama.cpp's record of a cell, used or not
 
 
 def context_size(options: EngineOptions, trained: int) -> int:
@@ -27,6 +30,11 @@ def cache_cells(options: EngineOptions, context: int) -> int:
     """
     cells = options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences
     return min(max(cells, context), context * options.max_sequences)
+
+
+def stream_count(options: EngineOptions) -> int:
+    """Returns the number of streams of llama.cpp's cache on the processor."""
+    return options.max_sequences + (STREAM_ENTRIES if options.prefix_cache else 0)
 
 
 class Block:

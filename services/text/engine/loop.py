@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
-from services.text.engine.prefix_reuse import PrefixReuse, StateReuse
+from services.text.engine.prefix_reuse import PrefixReuse, StateReuse, StreamReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import OutOfCells, Runtime, TokenSpan
 from services.text.engine.sequence import Sequence
-from services.text.engine.token_budget import share_out
+from services.text.engine.token_budget import EvenGaps, share_out
 from services.worker.loop import Pace
 from services.worker.messages import EngineError, RequestRefused
 
@@ -43,8 +43,10 @@ class BatchLoop(RequestLoop):
         super().__init__(runtime, limits, inbox, send)
         self._runtime = runtime
         self._pace = pace or Pace(limits.batch_tokens, limits.batch_tokens)
+        self._even = EvenGaps()
         self._ledger = CellLedger(runtime.ready.kv_tokens)
-        reuse = StateReuse if runtime.reuses_states else PrefixReuse
+        sharing = StateReuse if runtime.reuses_states else PrefixReuse
+        reuse = sharing if runtime.shares_cells else StreamReuse
         self._reuse = reuse(runtime, self._ledger, limits.max_sequences, limits.cached_cells)
         self._steps = 0
         self._batch = (0, 0)  # sequences and tokens of the last step
@@ -110,8 +112,8 @@ class BatchLoop(RequestLoop):
             return plan
         limits = self._limits
         most = min(limits.batch_tokens, max(self._pace.limit, len(plan) + 1))
-        budget = min(limits.chunk_tokens, most - len(plan)) if plan else most
-        plan.extend(share_out(prompts, budget, lambda prompt: self._reuse.waits(prompt, running)))
+        budget = min(self._even.limit, limits.chunk_tokens, most - len(plan)) if plan else most
+        plan.extend(share_out(prompts, budget, lambda prompt: self._reuse.waits(prompt, running), self._steps))
         return plan
 
     def _participants(self) -> list[Sequence]:
@@ -189,6 +191,8 @@ class BatchLoop(RequestLoop):
         seconds = time.monotonic() - started
         self._owed = self._owed - seconds if self._light else seconds
         self._pace.took(self._batch[1], seconds)
+        answers = sum(sequence.decoding for sequence, _ in plan)
+        self._even.took(answers, self._batch[1] - answers, seconds)
         for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)
             sequence.computed += count

@@ -9,7 +9,7 @@ can be reused only after all of its tokens (`StateCache`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
@@ -74,21 +74,32 @@ class PrefixCache:
             self._entries.move_to_end(best[0].id)
         return best
 
-    def take(self, client: str, tokens: Sequence[int], key: str = "") -> tuple[KeptPrefix, int] | None:
-        """Removes an entry, so that a request can run in its sequence. Returns it and the number of shared tokens.
+    def at(self, sequence_id: int) -> KeptPrefix | None:
+        """Returns the entry in a sequence, or None."""
+        return self._entries.get(sequence_id)
 
-        This is the entry with the longest common prefix, if that is at least half of it and no other session needs it;
-        otherwise the least valuable one, with perhaps 0 shared tokens. None if the cache is empty.
+    def ids(self) -> Iterable[int]:
+        """Returns the sequence ids that hold entries."""
+        return self._entries.keys()
+
+    def take(self, entry: KeptPrefix, client: str, tokens: Sequence[int], key: str = "") -> int:
+        """Removes an entry if a request of `client` can run in its sequence. Returns the number of shared tokens.
+
+        The entry must have the longest common prefix, this must be at least half of it, and no other session may need
+        it. 0: the entry remains.
         """
-        if not self._entries:
-            return None
-        found = self.find(client, tokens)
-        good = found is not None and 2 * found[1] >= len(found[0].tokens)
-        mine = found is not None and (not found[0].keys or key in found[0].keys)
-        entry = found[0] if found and good and mine else self._least_wanted()
+        found = self.find(client, tokens) if entry.client == client else None
+        if not found or found[0] is not entry or 2 * found[1] < len(entry.tokens) or entry.keys - {key}:
+            return 0
         del self._entries[entry.id]
         self._ledger.forget(entry.holding)
-        return entry, common_tokens(entry.tokens, tokens) if entry.client == client else 0
+        return common_tokens(entry.tokens, tokens)
+
+    def move(self, entry: KeptPrefix, sequence_id: int) -> None:
+        """Records that an entry's cells are now in another sequence. Its value stays the same."""
+        entries = list(self._entries.values())
+        entry.id = sequence_id
+        self._entries = OrderedDict((each.id, each) for each in entries)
 
     def keep(self, entry: KeptPrefix) -> None:
         """Adds an ended request's prefix, unless another entry covers it.
@@ -112,11 +123,11 @@ class PrefixCache:
         self._entries[kept.id] = kept
         self._settle(kept)
 
-    def evict(self) -> bool:
-        """Drops the least valuable entry. Returns False if the cache is empty."""
-        if not self._entries:
+    def evict(self, spared: int = -1) -> bool:
+        """Drops the least valuable entry. Returns False if there is none, or if it is the one in sequence `spared`."""
+        if not self._entries or (least := self._least_wanted().id) == spared:
             return False
-        self._forget(self._entries.pop(self._least_wanted().id))
+        self._forget(self._entries.pop(least))
         return True
 
     def trim(self) -> None:

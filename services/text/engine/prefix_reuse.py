@@ -26,8 +26,7 @@ from services.text.engine.sequence import Sequence
 
 # A prompt waits for another prompt only if that saves at least this many tokens: fewer are not worth a step.
 WORTH_WAITING = 8 * BLOCK
-# Without shared cells, a copy moves a whole stream of the cache: prefixes shorter than this are computed again.
-WORTH_COPYING = 8 * BLOCK
+WORTH_COPYING = 4 * BLOCK  # without shared cells, shorter prefixes are computed again
 OPENING = BLOCK  # tokens at the end of a prompt that a template may spell differently once an answer follows
 WORTH_KEEPING = 8 * BLOCK  # tokens
 
@@ -55,17 +54,8 @@ class PrefixReuse:
         return self._entries.evict()
 
     def place(self, sequence: Sequence) -> None:
-        """Gives a request a sequence id: a free one, or that of a prefix cache entry with the common prefix."""
-        if self._ids:
-            sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes batch adjacent ids
-            return
-        prompt = sequence.tokens[:-1] if self._may_reuse(sequence) else []
-        taken = self._entries.take(sequence.client, prompt, sequence.cache_key)
-        if taken is None:
-            raise AssertionError("every sequence id is running or cached")
-        sequence.id = taken[0].id
-        self._runtime.drop(sequence.id, taken[1])
-        self._begin_with(sequence, taken[1], None)
+        """Gives a request a sequence id."""
+        sequence.id = heapq.heappop(self._ids)
 
     def shareable(self, sequence: Sequence, running: list[Sequence]) -> int:
         """Counts the tokens that a waiting request could share with a running one, now or once they are computed."""
@@ -142,6 +132,61 @@ class PrefixReuse:
     def _free_id(self, sequence_id: int) -> None:
         self._runtime.drop(sequence_id)
         heapq.heappush(self._ids, sequence_id)
+
+
+class StreamReuse(PrefixReuse):
+    """Sequence ids of a runtime that computes adjacent ids together and copies cells instead of sharing them.
+
+    An entry stays where its request ran until another request needs the id.
+    """
+
+    def place(self, sequence: Sequence) -> None:
+        """Gives a request the id next to those of running requests, with the cells of its prefix if they are there."""
+        prompt = sequence.tokens[:-1] if self._may_reuse(sequence) else []
+        found = self._entries.find(sequence.client, prompt)
+        place = self._adjacent()
+        alone = found[0] if found else None
+        entry = alone if place is None else self._entries.at(place)
+        shared = self._entries.take(entry, sequence.client, prompt, sequence.cache_key) if entry else 0
+        if entry and shared:
+            sequence.id = entry.id
+            self._runtime.drop(entry.id, shared)
+            self._begin_with(sequence, shared, None)
+            return
+        if place is None:
+            if not self._ids:
+                self._entries.evict()
+            place = self._ids[0]
+        elif entry:
+            self._clear(entry)
+        self._ids.remove(place)
+        heapq.heapify(self._ids)
+        sequence.id = place
+
+    def _adjacent(self) -> int | None:
+        """Returns the first id in or after a row of running ids, or the one before it; None if none runs."""
+        count, idle = self._runtime.sequence_ids, {*self._ids, *self._entries.ids()}
+        first = next((one for one in range(count) if one not in idle), None)
+        return None if first is None else next((one for one in range(first, count) if one in idle), first - 1)
+
+    def _clear(self, entry: KeptPrefix) -> None:
+        """Moves an entry to the highest free id. Drops less valuable entries if that needs their cells or an id."""
+        place, tokens = entry.id, len(entry.tokens)
+        while not self._ids or self._ledger.free < tokens:
+            self._entries.evict()
+            if self._entries.at(place) is None:
+                return
+        target = max(self._ids)
+        self._ids.remove(target)
+        heapq.heapify(self._ids)
+        self._runtime.copy(place, target, tokens)
+        self._entries.move(entry, target)
+        self._free_id(place)
+
+    def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding) -> None:
+        while self._ledger.free < tokens and self._entries.evict(spared=source):
+            pass
+        super()._copy(sequence, tokens if tokens <= self._ledger.free else 0, source, holding)
 
 
 class StateReuse(PrefixReuse):

@@ -64,8 +64,16 @@ class Counting:
     """A runtime without weights that asserts the validity of every call."""
 
     def __init__(
-        self, cells: int, sequences: int = 4, context: int = 10_000, *, streams: bool = False, states: bool = False
+        self,
+        cells: int,
+        sequences: int = 4,
+        context: int = 10_000,
+        *,
+        streams: bool = False,
+        states: bool = False,
+        extra: int = 4,
     ) -> None:
+        """`extra`: sequence ids in addition to those of running requests."""
         self.ready = DecoderReady(
             context_tokens=context,
             kv_tokens=cells,
@@ -76,7 +84,7 @@ class Counting:
             eos="",
             add_bos=False,
         )
-        self.sequence_ids = sequences + (0 if streams else 4)
+        self.sequence_ids = sequences + extra
         self.reuses_prefixes = not states
         self.reuses_states = states
         self.shares_cells = not streams

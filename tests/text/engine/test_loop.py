@@ -105,8 +105,9 @@ def test_a_common_prefix_is_computed_once() -> None:
     assert loop.ended[20].cached_tokens == len(shared)
 
 
-def test_without_shared_cells_a_request_continues_in_the_sequence_of_its_prefix() -> None:
-    runtime = Counting(3000, sequences=3, context=1000, streams=True)
+@pytest.mark.parametrize("extra", [0, 4])
+def test_without_shared_cells_a_request_continues_in_the_sequence_of_its_prefix(extra: int) -> None:
+    runtime = Counting(3000, sequences=3, context=1000, streams=True, extra=extra)
     loop = Loop(runtime, batch=2048, chunk=2048, cached=3000)
     turns = {client: prompt(at, 20 * BLOCK) for at, client in enumerate("abc", 3)}
     for at, (client, tokens) in enumerate(turns.items()):
@@ -117,6 +118,47 @@ def test_without_shared_cells_a_request_continues_in_the_sequence_of_its_prefix(
         loop.until_done(at - 6)
         assert loop.ended[at].cached_tokens == len(tokens)
     assert runtime.copied == 0
+
+
+def test_without_shared_cells_running_requests_are_adjacent_and_prefixes_make_room_for_them() -> None:
+    runtime = Counting(6000, sequences=6, context=1000, streams=True, extra=20)
+    loop = Loop(runtime, batch=2048, chunk=2048, cached=6000)
+    for request in range(18):  # of three clients at a time, which end one by one
+        loop.ask(request, prompt(request, 5 * BLOCK), client=str(request), max_tokens=4 + request % 3)
+        if request >= 2:
+            loop.until_done(request - 1)
+    loop.until_done(18)
+    for step in runtime.steps:
+        ids = [sequence for sequence, _ in step]
+        assert len(ids) < 3 or ids == list(range(ids[0], ids[0] + len(ids)))
+    for request in range(18):
+        loop.ask(100 + request, [*prompt(request, 5 * BLOCK), 7], client=str(request))
+        loop.until_done(19 + request)
+        assert loop.ended[100 + request].cached_tokens == 5 * BLOCK, "no prefix was lost"
+    assert loop.counters.active_cells == 0
+    assert runtime.used() == loop.counters.cached_cells
+
+
+def test_without_shared_cells_copies_never_exceed_the_cells() -> None:
+    """Every cell is used; prefixes that would have to be copied are dropped or computed."""
+    runtime = Counting(30 * BLOCK, sequences=3, context=20 * BLOCK, streams=True, extra=6)
+    loop = Loop(runtime, batch=2048, chunk=2048, cached=30 * BLOCK)
+    copy = runtime.copy
+
+    def counted(source: int, target: int, tokens: int) -> None:
+        copy(source, target, tokens)
+        assert runtime.used() <= runtime.ready.kv_tokens
+
+    runtime.copy = counted
+    shared = prompt(1, 8 * BLOCK)
+    for request in range(30):
+        loop.ask(request, [*shared[: (3 + request % 6) * BLOCK], *prompt(request, 9)], max_tokens=1 + request % 20)
+    loop.until_done(30)
+    for request in range(30):
+        tokens = [*shared[: (3 + request % 6) * BLOCK], *prompt(request, 9)]
+        assert loop.text[request] == expected(tokens, 1 + request % 20)
+    assert loop.counters.active_cells == 0
+    assert runtime.copied
 
 
 def test_without_shared_cells_long_prefixes_are_copied_and_short_ones_computed() -> None:

@@ -25,6 +25,11 @@ class Kept:
         found = self.cache.find(client, tokens)
         return found is not None and found[1] == len(tokens)
 
+    def take(self, sequence: int, client: str, tokens: list[int], key: str = "") -> int:
+        entry = self.cache.at(sequence)
+        assert entry
+        return self.cache.take(entry, client, tokens, key)
+
 
 def test_common_blocks_equals_counting() -> None:
     rng = random.Random(1)  # noqa: S311
@@ -67,18 +72,28 @@ def test_the_least_recently_used_goes_first() -> None:
     assert kept.dropped == [2]
 
 
-def test_taking_prefers_the_entry_that_goes_on_and_counts_single_tokens() -> None:
+def test_a_request_takes_the_entry_that_it_continues_and_counts_single_tokens() -> None:
     kept = Kept()
     kept.keep("a", [1] * 2 * BLOCK, 1)
     kept.keep("a", [2] * 2 * BLOCK, 2)
-    taken = kept.cache.take("a", [2] * (BLOCK + 5) + [3])
-    assert taken
-    assert (taken[0].id, taken[1]) == (2, BLOCK + 5)
-    taken = kept.cache.take("b", [1] * 2 * BLOCK)
-    assert taken
-    assert (taken[0].id, taken[1]) == (1, 0), "another client's tokens are not for reuse"
-    assert kept.cache.take("a", [1]) is None
-    assert kept.ledger.cached == 0
+    assert kept.take(1, "b", [1] * 2 * BLOCK) == 0, "another client's tokens are not for reuse"
+    assert kept.take(1, "a", [2] * 2 * BLOCK) == 0, "the other entry has more of it"
+    assert kept.take(2, "a", [2] * (BLOCK - 1)) == 0, "most of the entry would be lost"
+    assert kept.ledger.cached == 4 * BLOCK
+    assert kept.take(2, "a", [2] * (BLOCK + 5) + [3]) == BLOCK + 5
+    assert kept.ledger.cached == 2 * BLOCK
+    assert kept.cache.at(2) is None
+
+
+def test_an_entry_that_moves_keeps_its_place_in_the_order() -> None:
+    kept = Kept(entries=3)
+    for number in (1, 2, 3):
+        kept.keep("a", [number] * BLOCK, number)
+    kept.cache.move(kept.cache.at(1), 7)
+    kept.keep("a", [4] * BLOCK, 4)
+    assert kept.dropped == [7]
+    assert not kept.cache.evict(spared=2), "the next one is spared"
+    assert kept.cache.evict(spared=3)
 
 
 @pytest.mark.parametrize("cells", [0, 3 * BLOCK])
@@ -182,21 +197,13 @@ def test_requests_get_cells_of_sessions_too() -> None:
     assert kept.ledger.cached == 0
 
 
-def test_other_requests_take_a_sessions_cells_last() -> None:
+def test_a_session_is_not_taken_by_another_request() -> None:
     tokens = [1] * 4 * BLOCK
     kept = Kept()
     kept.keep("a", tokens, 1, "session")
-    kept.keep("a", [2] * BLOCK, 2)
-    taken = kept.cache.take("a", tokens)
-    assert taken
-    assert (taken[0].id, taken[1]) == (2, 0)
-    taken = kept.cache.take("a", tokens, "session")
-    assert taken
-    assert (taken[0].id, taken[1]) == (1, 4 * BLOCK)
-    kept.keep("a", tokens, 3, "session")
-    taken = kept.cache.take("b", tokens, "session")
-    assert taken
-    assert (taken[0].id, taken[1]) == (3, 0), "there is nothing else; and it is not that client's session"
+    assert kept.take(1, "a", tokens) == 0
+    assert kept.take(1, "b", tokens, "session") == 0
+    assert kept.take(1, "a", tokens, "session") == 4 * BLOCK
 
 
 def test_any_order_of_sessions_keeps_the_bounds_and_the_count() -> None:
@@ -206,8 +213,9 @@ def test_any_order_of_sessions_keeps_the_bounds_and_the_count() -> None:
         start = rng.randrange(3)
         tokens = [start] * BLOCK * rng.randint(1, 3) + [rng.randrange(3)] * BLOCK * rng.randint(0, 3)
         client, key = rng.choice("ab"), rng.choice(["", "", "x", "y", "z"])
-        if rng.random() < 0.1 and (taken := kept.cache.take(client, tokens, key)):
-            kept.dropped.append(taken[0].id)
+        found = kept.cache.find(client, tokens)
+        if rng.random() < 0.1 and found and kept.cache.take(found[0], client, tokens, key):
+            kept.dropped.append(found[0].id)
         kept.keep(client, tokens, sequence, key)
         entries = list(kept.cache._entries.values())
         assert len(entries) <= 6

@@ -5,11 +5,14 @@ All requests share one context; each has its own llama.cpp sequence id. The key-
 - unified: all sequences take their cells from one pool, and sharing a prefix only marks cells with one more sequence
   id. Attention reads every cell in use, including those of other sequences.
 - streams: each sequence has its own full context, so attention reads only its own cells (with 32 requests a step took
-  72 ms instead of 106). But prefixes must be copied, and all contexts need memory. llama.cpp computes sequences in one
-  graph only if their ids are consecutive: an unordered batch took three times as long.
+  72 ms instead of 106). But prefixes must be copied. llama.cpp computes sequences in one graph only if their ids are
+  consecutive: an unordered batch took three times as long.
 
-Streams are used if `kv_tokens` grants every sequence a full context; otherwise the cache is unified. It is also unified
-for recurrent models with a prefix cache, because copying a whole stream would cost more than their few keys save.
+On the processor the cache has streams, whose memory is that of the cells in use (llama_cpp_streams.py); the batch
+loop's ledger bounds these cells. A GPU reserves all memory at the start: streams are used there only if `kv_tokens`
+grants every sequence a full context. The cache is unified for recurrent models with a prefix cache, because copying a
+whole stream would cost more than their few keys save, and for contexts over 32,768 tokens, because llama.cpp keeps 52
+bytes for every cell of a stream, used or not.
 
 Shapes: logits are float32 [outputs, vocabulary], one row per span with a sampler, in the order of the batch. A
 grammar's mask is int32 [ceil(vocabulary / 32)], one bit per token. It is applied to the logits in place, where
@@ -29,10 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
-from services.text.engine.kv_cells import cache_cells, context_size
+from services.text.engine.kv_cells import BLOCK, DEFAULT_CONTEXT, cache_cells, context_size, stream_count
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
 from services.text.engine.runtime import OutOfCells, Sampled, TokenSpan, check_bias, kept_states
+from services.text.engine.runtimes import llama_cpp_streams
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
+from services.text.engine.runtimes.llama_cpp_streams import StreamMemory, gap_fillers
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
@@ -59,22 +64,30 @@ class LlamaEngine:
         self.reuses_states = recurrent and options.prefix_cache
         self._context_tokens = context_size(options, llama_cpp.llama_model_n_ctx_train(self._model))
         cells = cache_cells(options, self._context_tokens)
-        self.shares_cells = self.reuses_states or cells < self._context_tokens * options.max_sequences
-        if self.reuses_states:
-            extra = kept_states(options.max_sequences)
+        self._streams = None if options.gpu or recurrent else self._new_streams(options)
+        if self._streams:
+            self._context = self._streams.context
         else:
-            extra = PREFIX_ENTRIES if self.shares_cells and self.reuses_prefixes else 0
-        self.sequence_ids = options.max_sequences + extra
-        self._context = self._new_context(options, cells)
+            self.shares_cells = self.reuses_states or cells < self._context_tokens * options.max_sequences
+            if self.reuses_states:
+                extra = kept_states(options.max_sequences)
+            else:
+                extra = PREFIX_ENTRIES if self.shares_cells and self.reuses_prefixes else 0
+            self.sequence_ids = options.max_sequences + extra
+            self._context = self._new_context(options, cells)
+        if not self._context:
+            message = f"no memory for a key-value cache of {cells} tokens (ALLM_KV_TOKENS): {last_error()}"
+            raise EngineError("OUT_OF_MEMORY", message)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(options.batch_tokens, 0, 1)
+        self._room = options.batch_tokens
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._grammars: GrammarCompiler | None = None
         self._ends = np.array(
             [t for t in range(self._n_vocab) if llama_cpp.llama_vocab_is_eog(self._vocab, t)], dtype=np.int64
         )
         self._end_set = frozenset(self._ends.tolist())
-        self.ready = self._describe(options)
+        self.ready = self._describe(options, cells)
         self._warm_up()
 
     def tokenize(self, text: str) -> list[int]:
@@ -117,15 +130,24 @@ class LlamaEngine:
 
     def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
         """Computes all spans in one llama_decode and samples a token for each span with a sampler."""
+        fillers = [] if self.shares_cells else gap_fillers(spans, self._end, self._context_tokens, self._room)
+        if fillers:
+            spans = sorted((*spans, *fillers), key=lambda span: span.sequence)
         self._fill(spans)
         result = llama_cpp.llama_decode(self._context, self._batch)
+        for filler in fillers:
+            llama_cpp.llama_memory_seq_rm(self._memory, filler.sequence, filler.start, -1)
         if result == _NO_SPACE:
             raise OutOfCells
         if result != 0:
             raise RuntimeError(f"llama_decode failed with {result}")
+        if self._streams:
+            for span in spans:
+                self._streams.use(span.sequence, span.start + len(span.tokens))
         # An accelerator is still computing; the masks are filled meanwhile.
         masks = [self._mask(span.sampler.constraint) if span.sampler else None for span in spans]
-        return self._sample(spans, masks)
+        sampled = self._sample(spans, masks)
+        return [one for span, one in zip(spans, sampled, strict=True) if span not in fillers] if fillers else sampled
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Marks the first `tokens` cells of `source` for `target` as well; with streams, copies them.
@@ -135,12 +157,16 @@ class LlamaEngine:
         if self.shares_cells:
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
         else:  # llama.cpp copies only whole streams
+            if self._streams:
+                self._streams.copy(source, target, tokens)
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
             self.drop(target, tokens)
 
     def drop(self, sequence: int, start: int = 0) -> None:
         """Removes the sequence's mark from its cells. A cell without marks is free."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, -1)
+        if self._streams:
+            self._streams.free(sequence, start, BLOCK)
 
     # --- a step
 
@@ -157,6 +183,11 @@ class LlamaEngine:
             if span.sampler is not None:
                 batch.logits[at - 1] = 1
         batch.n_tokens = at
+
+    def _end(self, sequence: int) -> int:
+        """Returns the position after the last token of a sequence."""
+        end: int = llama_cpp.llama_memory_seq_pos_max(self._memory, sequence) + 1
+        return end
 
     def _mask(self, constraint: Constraint | None) -> NDArray[np.int32] | None:
         """Returns the mask of the tokens that a grammar allows next."""
@@ -219,7 +250,18 @@ class LlamaEngine:
 
     # --- loading
 
+    def _new_streams(self, options: EngineOptions) -> StreamMemory | None:
+        """Creates a context with a stream for each sequence id; None if the system or llama.cpp does not allow it."""
+        if self._context_tokens > DEFAULT_CONTEXT or not llama_cpp_streams.supported():
+            return None
+        self.shares_cells = False
+        self.sequence_ids = stream_count(options)
+        cells = self._context_tokens * self.sequence_ids
+        streams = StreamMemory(lambda: self._new_context(options, cells), self.sequence_ids)
+        return streams if streams.context else None
+
     def _new_context(self, options: EngineOptions, cells: int) -> Any:
+        """Returns a context with a cache of `cells`, or null."""
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = cells
         params.n_batch = options.batch_tokens
@@ -229,17 +271,14 @@ class LlamaEngine:
         params.kv_unified = self.shares_cells
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.no_perf = True
-        created = llama_cpp.llama_init_from_model(self._model, params)
-        if not created:
-            message = f"no memory for a key-value cache of {cells} tokens (ALLM_KV_TOKENS): {last_error()}"
-            raise EngineError("OUT_OF_MEMORY", message)
-        return created
+        return llama_cpp.llama_init_from_model(self._model, params)
 
-    def _describe(self, options: EngineOptions) -> DecoderReady:
+    def _describe(self, options: EngineOptions, cells: int) -> DecoderReady:
         template = llama_cpp.llama_model_chat_template(self._model, None)
+        whole = self._context_tokens * options.max_sequences
         return DecoderReady(
             context_tokens=self._context_tokens,
-            kv_tokens=min(llama_cpp.llama_n_ctx(self._context), self._context_tokens * options.max_sequences),
+            kv_tokens=cells if self._streams else min(llama_cpp.llama_n_ctx(self._context), whole),
             max_sequences=options.max_sequences,
             vocabulary=self._n_vocab,
             chat_template=template.decode(errors="replace") if template else "",

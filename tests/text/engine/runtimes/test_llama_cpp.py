@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
+from services.text.engine.runtime import TokenSpan
+from services.text.engine.runtimes import llama_cpp_streams
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
+from services.text.engine.sampling import SamplingParams
 from services.worker.ggml_devices import ggml_devices
 from services.worker.messages import Cancel, EngineError
 from tests.demo_model import demo_model
@@ -19,6 +23,7 @@ def ask(engine: LlamaEngine, question: str, **params) -> str:
 
 
 CAPITAL = "What is the capital of France?"
+GREEDY = SamplingParams(temperature=0)
 
 
 def test_tokens_of_requests_side_by_side_interleave(engine: LlamaEngine) -> None:
@@ -68,9 +73,7 @@ def test_a_gpu_that_llama_cpp_does_not_have_is_refused() -> None:
 @pytest.fixture(scope="module")
 def small() -> LlamaEngine:
     """An engine with 400 KV cells, which a few requests exhaust."""
-    loaded = LlamaEngine(options(demo_model(), context_tokens=256, kv_tokens=400), lambda _: None)
-    assert loaded.shares_cells
-    return loaded
+    return LlamaEngine(options(demo_model(), context_tokens=256, kv_tokens=400), lambda _: None)
 
 
 HISTORY = "Here is a long conversation that goes on for some time, and is asked about again and again. " * 5
@@ -158,6 +161,99 @@ def streams() -> Iterator[LlamaEngine]:
     loaded = LlamaEngine(options(demo_model(), context_tokens=512, kv_tokens=8 * 512), lambda _: None)
     assert not loaded.shares_cells
     yield loaded
+
+
+@pytest.fixture(scope="module")
+def unified() -> Iterator[LlamaEngine]:
+    """The layout of a system that does not allow streams of more cells than there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_cpp_streams, "supported", lambda: False)
+        loaded = LlamaEngine(options(demo_model()), lambda _: None)
+    assert loaded.shares_cells
+    yield loaded
+
+
+def resident() -> int:
+    """Returns the memory of this process in MiB."""
+    return psutil.Process().memory_info().rss // 2**20
+
+
+def test_streams_take_memory_only_for_the_cells_in_use() -> None:
+    before = resident()
+    loaded = LlamaEngine(options(demo_model(), context_tokens=0, kv_tokens=8 * 8192), lambda _: None)
+    assert (loaded.ready.context_tokens, loaded.ready.kv_tokens) == (8192, 8 * 8192)
+    empty = resident()
+    assert empty - before < 1000, "40 streams of 8,192 cells would take 7,200 MiB"
+    tokens = loaded.tokenize("Two foxes talk about a raven. " * 120)
+    for start in range(0, len(tokens), 512):
+        loaded.step([TokenSpan(1, start, tokens[start : start + 512], None)])
+    cells = len(tokens) * 30 * 2 * 3 * 64 * 2 // 2**20  # MiB: layers, keys and values, heads, numbers of a head, bytes
+    filled = resident()
+    loaded.copy(1, 2, len(tokens) // 2)
+    copied = resident()
+    assert 0.4 * cells < copied - filled < 0.7 * cells
+    for sequence in (1, 2):
+        loaded.drop(sequence)
+    assert copied - resident() > 1.3 * cells
+    loaded.step([TokenSpan(0, 0, tokens[:16], None)])
+    assert resident() < filled, "llama.cpp does not copy the rest of the stream in the step after"
+
+
+def test_a_copied_stream_continues_like_its_source(streams: LlamaEngine) -> None:
+    """Also while the source is overwritten at once."""
+    prompt = streams.tokenize("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
+    for sequence in range(4):
+        streams.drop(sequence)
+    streams.step([TokenSpan(0, 0, prompt[:-1], None)])
+    streams.copy(0, 3, len(prompt) - 1)
+    streams.drop(0)
+    streams.step([TokenSpan(0, 0, prompt[::-1], None)])
+    said, token = [], prompt[-1]
+    for position in range(len(prompt) - 1, len(prompt) + 6):
+        (sampled,) = streams.step([TokenSpan(3, position, [token], streams.sampler(GREEDY, [], None, None))])
+        token = sampled.token
+        said.append(streams.piece(token, special=False))
+    assert b"".join(said) == b"The capital of France is Paris."
+
+
+def test_sequences_with_gaps_between_them_answer_alike(streams: LlamaEngine) -> None:
+    """Cached and empty sequences between those that run are not changed."""
+    prompt = streams.tokenize("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
+    running = (0, 2, 5, 11)  # 1 is cached, 3 and 4 are empty, and 6 to 10 are too many
+    for sequence in range(12):
+        streams.drop(sequence)
+    for sequence in (*running, 1):
+        streams.step([TokenSpan(sequence, 0, prompt[:-1], None)])
+    said = {sequence: [prompt[-1]] for sequence in running}
+
+    def decode(sequences: Sequence[int]) -> None:
+        spans = [
+            TokenSpan(one, len(prompt) - 2 + len(said[one]), said[one][-1:], streams.sampler(params, [], None, None))
+            for one, params in zip(sequences, (GREEDY, SamplingParams(top_k=1)) * 2, strict=False)
+        ]
+        for one, sampled in zip(sequences, streams.step(spans), strict=True):
+            said[one].append(sampled.token)
+
+    for _ in range(8):
+        decode(running)
+    said[1] = [prompt[-1]]
+    for _ in range(8):
+        decode([1])
+    for tokens in said.values():
+        assert b"".join(streams.piece(token, False) for token in tokens[1:]) == b"The capital of France is Paris."
+
+
+def test_a_unified_cache_answers_alike(unified: LlamaEngine) -> None:
+    session = Session(unified)
+    for request in range(8):
+        session.ask(request, CAPITAL, client=str(request % 2))
+    session.finish(8)
+    assert set(session.text.values()) == {"The capital of France is Paris."}
+    session.ask(9, HISTORY + CAPITAL, max_tokens=1)
+    session.finish(9)
+    session.ask(10, HISTORY + CAPITAL, max_tokens=1)
+    session.finish(10)
+    assert session.ended[10].cached_tokens > 64
 
 
 def test_streams_answer_alike_and_side_by_side(streams: LlamaEngine) -> None:
