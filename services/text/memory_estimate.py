@@ -2,8 +2,8 @@
 
     llama_cpp, chat      weights + cells x cell bytes + sequences x state bytes + compute
                          compute = 512 x cells x 6 (masks of a graph) + 512 x 4 x (8 width + 3 inner) + 256 x vocabulary
-    the same, CPU        + streams x (context x 52 + layers x 8 KiB of pages in part) for the cache, and in compute
-                         context in place of cells
+    the same, CPU        + streams x (context x 52 + 16 x cell bytes + layers x 8 KiB) for the cache: records, and freed
+                         cells and parts of pages that stay; in compute context in place of cells
     llama_cpp, encoder   weights + batch x 4 x (8 width + 3 inner) + 256 x vocabulary
     torch, chat, CPU     weights as mapped + a second copy without the embedding (joined or converted layers)
                          + pages x cell bytes + states + compute
@@ -187,7 +187,8 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
     records = 0
     if not options.gpu and not shape.state_bytes and context <= DEFAULT_CONTEXT:
         seen = context
-        records = stream_count(options) * (context * STREAM_CELL_BYTES + shape.layers * 2 * _PAGE)
+        unused = BLOCK * shape.cell_bytes + shape.layers * 2 * _PAGE
+        records = stream_count(options) * (context * STREAM_CELL_BYTES + unused)
     return {
         "weights": descriptor.size,
         "cache": cells * shape.cell_bytes + records + (options.max_sequences + kept) * shape.state_bytes,
