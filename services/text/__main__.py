@@ -16,6 +16,8 @@ from allm.text.v1 import (
     chat_service_pb2_grpc,
     embedding_service_pb2,
     embedding_service_pb2_grpc,
+    rerank_service_pb2,
+    rerank_service_pb2_grpc,
     response_service_pb2,
     response_service_pb2_grpc,
 )
@@ -32,6 +34,7 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings, EmbeddingServicer
+from services.text.api.rerank import Reranking, RerankServicer
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
@@ -60,7 +63,9 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     embeddings = Embeddings(models)
     embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, embeddings), server)
-    facade = TextFacade(models, chat, Completions(models), embeddings)
+    reranking = Reranking(models)
+    rerank_service_pb2_grpc.add_RerankServiceServicer_to_server(RerankServicer(models, reranking), server)
+    facade = TextFacade(models, chat, Completions(models), embeddings, reranking)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     responses = Responses(models, chat, await _store(settings))
     response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
@@ -72,7 +77,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await chat.close()
         await service.close()
 
-    typed = _names(chat_service_pb2, embedding_service_pb2, response_service_pb2)
+    typed = _names(chat_service_pb2, embedding_service_pb2, rerank_service_pb2, response_service_pb2)
     # The gateway sends reflection requests to this service, and serves the others on the same port.
     others = _names(model_service_pb2, machine_service_pb2, transcription_service_pb2, image_service_pb2)
     return service.application(typed, close, others)
