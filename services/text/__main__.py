@@ -10,7 +10,7 @@ import grpc
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
-from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
+from allm.openai.v1 import conversations_service_pb2_grpc, responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
@@ -35,6 +35,7 @@ from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings, EmbeddingServicer
 from services.text.api.rerank import Reranking, RerankServicer
+from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
@@ -70,6 +71,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     responses = Responses(models, chat, await _store(settings))
     response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
+    conversations_service_pb2_grpc.add_ConversationsServiceServicer_to_server(ConversationsFacade(responses), server)
     await service.start()
 
     async def close() -> None:

@@ -63,8 +63,12 @@ class LlamaEncoder:
         """Returns the length of the pooled vectors."""
         return int(llama_cpp.llama_model_n_embd_out(self._model))
 
-    def tokenize(self, text: str, *, around: bool = True) -> Tokens:
-        """Returns the token ids of an input, with the special tokens `around` it."""
+    def tokenize(self, text: str) -> Tokens:
+        """Returns the token ids of an input, with the special tokens around it."""
+        return self._ids(text, around=True)
+
+    def _ids(self, text: str, *, around: bool) -> Tokens:
+        """Tokenizes a text, with or without special tokens around it."""
         data = text.encode()
         room = len(data) + 8
         tokens = (llama_cpp.llama_token * room)()
@@ -172,18 +176,18 @@ class LlamaReranker(LlamaEncoder):
 
     def pair(self, query: str, document: str, document_tokens: int) -> Tokens:
         """Returns the input of a query and a document, of which `document_tokens` are kept; 0: all."""
-        last = self.tokenize(document, around=False) if document_tokens or not self._template else np.zeros(0, np.int32)
+        last = self._ids(document, around=False) if document_tokens or not self._template else np.zeros(0, np.int32)
         kept = last[:document_tokens] if document_tokens else last
         if self._template:
             text = document if len(kept) == len(last) else self._text(kept)
             before, _, after = self._template.partition("{document}")
             written = before.replace("{query}", query) + text + after.replace("{query}", query)
-            return self.tokenize(written, around=False)
+            return self._ids(written, around=False)
         vocab, ask = self._vocab, llama_cpp
         start = [ask.llama_vocab_bos(vocab)] if ask.llama_vocab_get_add_bos(vocab) else []
         end = [ask.llama_vocab_eos(vocab)] if ask.llama_vocab_get_add_eos(vocab) else []
         between = [ask.llama_vocab_sep(vocab)] if ask.llama_vocab_get_add_sep(vocab) else []
-        parts = (start, self.tokenize(query, around=False), end + between, kept, end or between)
+        parts = (start, self._ids(query, around=False), end + between, kept, end or between)
         return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
     def _text(self, tokens: Tokens) -> str:

@@ -101,7 +101,7 @@ def test_a_model_that_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reranker_scores_as_transformers_does(tmp_path: Path) -> None:
-    """BERT's head: sigmoid(w tanh(pooler first)), of a model whose tokens all have the first type, as in XLM-RoBERTa."""
+    """BERT's head, sigmoid(w tanh(pooler first)). All tokens have the first type, as in XLM-RoBERTa."""
     random = np.random.default_rng(1)
     head = {
         "cls.weight": safetensors_numpy.load_file(minilm() / "model.safetensors")["pooler.dense.weight"],
