@@ -209,11 +209,13 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         grammar: str = "",
         logprobs: int | None = None,
         cache_key: str = "",
+        suffix: str = "",
     ) -> AsyncIterator[Answer]:
         """Runs a request while the block runs; leaving it early cancels the request.
 
         `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
-        each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached.
+        each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached;
+        `suffix` is the text after the gap that the answer fills.
 
         Raises:
             Overloaded: the queue is full.
@@ -237,6 +239,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 special=special,
                 cache_key=cache_key,
                 deadline=deadline.at if deadline else None,
+                suffix=suffix,
             )
 
         with self._open(answer, submit):

@@ -111,7 +111,9 @@ def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[
 def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Preparing:
     """Tokenizes a prompt, checks its length and compiles the grammar. Sends a refusal immediately."""
     try:
-        tokens = _tokens(runtime, submit.prompt)
+        tokens = given = _tokens(runtime, submit.prompt)
+        if submit.suffix:
+            tokens = _infilled(runtime, given, submit.suffix)
         yield
         refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
         if refusal:
@@ -121,7 +123,7 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
     except EngineError as error:
         send(error.refusal(submit.request))
         return None
-    send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, tokens)))
+    send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, given)))
     return Sequence(
         submit.request,
         submit.client,
@@ -146,6 +148,17 @@ def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
             message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
             raise EngineError("INVALID_REQUEST", message, "prompt")
     return prompt
+
+
+def _infilled(runtime: Runtime, prompt: list[int], suffix: str) -> list[int]:
+    """Arranges a prompt and the text after the gap as the model was trained to fill it."""
+    _check_size(runtime, len(suffix.encode()))
+    if runtime.ready.infill is None:
+        raise EngineError("UNSUPPORTED", "the model has no tokens for filling in", "suffix")
+    before, between, after = runtime.ready.infill
+    start = runtime.tokenize("")  # what the tokenizer itself prepends
+    begun = prompt[len(start) :] if prompt[: len(start)] == start else prompt
+    return [*start, before, *begun, between, *runtime.tokenize(suffix)[len(start) :], after]
 
 
 def _check_size(runtime: Runtime, size: int) -> None:

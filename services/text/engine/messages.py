@@ -62,6 +62,7 @@ class Submit:
     special: bool = False  # whether control tokens, ends of turn excepted, show in the text
     cache_key: str = ""  # the client's name for the session whose prefix is kept for its next request, or empty
     deadline: float | None = None  # on the monotonic clock; the caller has given up by then
+    suffix: str = ""  # the text after a gap that the answer fills; empty: the answer continues the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ class DecoderReady:
     bos: str  # text of the beginning-of-sequence token, or empty
     eos: str
     add_bos: bool  # whether the tokenizer itself prepends `bos`
+    # The model's tokens before the prompt, before the suffix and before the text that fills the gap between them.
+    infill: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
