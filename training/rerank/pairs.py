@@ -29,8 +29,8 @@ LEAST_WORDS, MOST_WORDS = 12, 60  # of a passage; longer ones are cut at the end
 QUERY_WORDS = range(4, 26)
 PACKAGES = ("numpy", "torch", "transformers", "diffusers", "huggingface_hub", "networkx", "sympy", "langchain_core")
 _SECTION = re.compile(
-    r"^\s*(Parameters|Args|Arguments|Returns?|Examples?|Raises|Notes?|References|See Also|Usage|Attributes|Yields|Params"
-    r"|>>>|\.\. |:param|:return|={3,}|-{3,}).*",
+    r"^\s*(Parameters|Args|Arguments|Returns?|Examples?|Raises|Notes?|References|See Also|Usage|Attributes|Yields"
+    r"|Params|>>>|\.\. |:param|:return|={3,}|-{3,}).*",
     re.MULTILINE | re.DOTALL,
 )
 _TAGS = re.compile(r"<[^>]+>")

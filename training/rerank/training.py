@@ -1,4 +1,4 @@
-"""The training loop: each query with its answer and hard negatives, of which the answer has to get the highest score."""
+"""The training loop: a query with its answer and hard negatives, of which the answer must get the highest score."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_an_adapter_is_small_and_merges_to_the_same_scores(tmp_path: Path) -> No
     torch.manual_seed(1)
     model = adapter.cross_encoder(minilm()).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.01)
     adapter.save_adapter(model, tmp_path / "adapter.safetensors")
