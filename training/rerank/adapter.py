@@ -1,8 +1,8 @@
 """The cross-encoder: MiniLM with a classification head, of which only a small part is trained.
 
 The matrices of the layers get an adapter of low rank (LoRA, https://arxiv.org/abs/2106.09685): W + B A, where only A
-[rank, in] and B [out, rank] are trained. Biases, layer norms, pooler and head are trained whole. The result is a file of
-3 MB that is added to MiniLM's own weights (`services/models/demo/conversion.py`).
+[rank, in] and B [out, rank] are trained. Biases, norms, pooler and head are trained whole. The result is a file of 3 MB
+that is added to MiniLM's own weights (`services/models/demo/conversion.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from services.text.engine.__main__ import _prepare
 from services.text.engine.messages import Submit
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
-from services.worker.messages import Refused
+from services.worker.messages import RequestRefused
 from tests.case import case
 from tests.demo_model import demo_model, demo_safetensors
 from tests.late import late
@@ -101,5 +101,5 @@ def test_what_the_tokenizer_prepends_stays_in_front_and_a_model_without_tokens_r
             assert prepared(_prepare(runtime, submit(prompt, "b"), sent.append)).tokens == expected  # type: ignore[arg-type]
     runtime.ready.infill = None
     assert prepared(_prepare(runtime, submit("a", "b"), sent.append)) is None  # type: ignore[arg-type]
-    assert isinstance(sent[-1], Refused)
+    assert isinstance(sent[-1], RequestRefused)
     assert (sent[-1].code, sent[-1].param) == ("UNSUPPORTED", "suffix")

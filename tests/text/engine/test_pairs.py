@@ -9,7 +9,7 @@ import numpy as np
 from services.text.engine.embedding_loop import EmbeddingJob, Tokens, Vectors
 from services.text.engine.messages import LEAST_INPUT_BYTES, MAX_EMBEDDED_TOKENS, Accepted, EncoderReady, Rank
 from services.text.engine.pairs import prepare_pairs
-from services.worker.messages import Refused
+from services.worker.messages import RequestRefused
 from tests.text.engine.prepared import prepared
 
 
@@ -51,7 +51,7 @@ def test_a_pair_that_is_too_long_is_refused_unless_its_document_may_be_cut() -> 
     long = "a" * 1000
     job, refused = ask(["q"], ["a", long])
     assert job is None
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRefused)
     assert (refused.code, refused.param) == ("CONTEXT_LENGTH_EXCEEDED", "documents[1]")
     assert "1001 tokens together with its query, but this model takes at most 1000" in refused.message
     job, accepted = ask(["q"], ["a", long * 10_000], document_tokens=999)
