@@ -15,6 +15,7 @@ from typing import Any
 
 from services.text.engine import embedding_loop
 from services.text.engine.embedding_loop import EmbeddingLoop
+from services.text.engine.infill import infilled
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import USUAL_BYTES, Accepted, Capability, EngineOptions, Load, Submit, ToWorker
 from services.text.engine.pairs import prepare_pairs
@@ -113,7 +114,8 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
     try:
         tokens = given = _tokens(runtime, submit.prompt)
         if submit.suffix:
-            tokens = _infilled(runtime, given, submit.suffix)
+            _check_size(runtime, len(submit.suffix.encode()))
+            tokens = infilled(runtime, given, submit.suffix)
         yield
         refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
         if refusal:
@@ -148,17 +150,6 @@ def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
             message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
             raise EngineError("INVALID_REQUEST", message, "prompt")
     return prompt
-
-
-def _infilled(runtime: Runtime, prompt: list[int], suffix: str) -> list[int]:
-    """Arranges a prompt and the text after the gap as the model was trained to fill it."""
-    _check_size(runtime, len(suffix.encode()))
-    if runtime.ready.infill is None:
-        raise EngineError("UNSUPPORTED", "the model has no tokens for filling in", "suffix")
-    before, between, after = runtime.ready.infill
-    start = runtime.tokenize("")  # what the tokenizer itself prepends
-    begun = prompt[len(start) :] if prompt[: len(start)] == start else prompt
-    return [*start, before, *begun, between, *runtime.tokenize(suffix)[len(start) :], after]
 
 
 def _check_size(runtime: Runtime, size: int) -> None:

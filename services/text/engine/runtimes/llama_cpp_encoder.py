@@ -201,4 +201,5 @@ class LlamaReranker(LlamaEncoder):
     def _finished(self, pooled: Vectors) -> Vectors:
         if len(pooled) > 1:  # llama.cpp has applied softmax to yes and no
             return pooled[self._yes : self._yes + 1]
-        return 1 / (1 + np.exp(-pooled))
+        relevance: Vectors = (1 / (1 + np.exp(-pooled))).astype(np.float32)
+        return relevance
