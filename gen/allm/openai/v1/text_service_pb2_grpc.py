@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TextServiceStub:
-    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead.
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class TextServiceStub:
 
 
 class TextServiceServicer:
-    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead.
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
     """
 
     def CreateChatCompletion(self, request, context):
@@ -138,7 +140,8 @@ def add_TextServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TextService:
-    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead.
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
     """
 
     @staticmethod

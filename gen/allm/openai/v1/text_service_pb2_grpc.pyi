@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TextServiceStub:
-    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -46,7 +48,9 @@ class TextServiceStub:
 
 @_typing.type_check_only
 class TextServiceAsyncStub(TextServiceStub):
-    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChatCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
@@ -61,7 +65,9 @@ class TextServiceAsyncStub(TextServiceStub):
     """POST /v1/score, in vLLM's form: scores pairs of texts."""
 
 class TextServiceServicer(metaclass=_abc_1.ABCMeta):
-    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
+    """
 
     @_abc_1.abstractmethod
     def CreateChatCompletion(
