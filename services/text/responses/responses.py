@@ -105,9 +105,9 @@ class Responses:
             async def keep(ended: Response) -> None:
                 if store or extended:
                     try:
+                        await self._extend(client, ended, given)  # first: if it fails, the response has failed
                         if store:
                             await store.add(client, ended, given)
-                        await self._extend(client, ended, given)
                     except StoreUnavailable as error:
                         # Not UNAVAILABLE: the gateway would retry, and another replica would generate it again.
                         raise Internal(error.message) from error

@@ -150,6 +150,20 @@ async def test_a_failed_response_adds_nothing(responses: Responses, chat: Script
     assert await responses.conversations.items(ANN, created.id) == items("a")
 
 
+async def test_a_conversation_that_is_deleted_meanwhile_fails_its_response(
+    responses: Responses, chat: ScriptedChat
+) -> None:
+    chat.gate = asyncio.Event()
+    created = await responses.conversations.create(ANN, items("a"), {})
+    async with responses.run(request(said("b", "user", "msg_b"), conversation=created.id), ANN) as run:
+        await responses.conversations.delete(ANN, created.id)
+        chat.gate.set()
+        with pytest.raises(ResponseNotFound):
+            await run.whole()
+    kept = await responses.get(run.response.id, ANN)
+    assert (kept.status, kept.output) == ("failed", run.response.output)
+
+
 async def test_ids_of_conversations_and_of_responses_are_apart(responses: Responses) -> None:
     created = await responses.conversations.create(ANN, items("a"), {})
     response = await whole(responses, "b")
