@@ -69,7 +69,7 @@ class Completions:
         await caller.admit()
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             if request.suffix and model.ready.infill is None:
-                message = f"The model `{stored.id}` has no tokens for filling in: it only continues a text."
+                message = f"'suffix' is not possible: the model `{stored.id}` has no tokens for filling in."
                 raise Unsupported(message, param="suffix")
             choices = []
             for prompt in request.prompts:

@@ -100,8 +100,7 @@ class TorchEncoder:
         self._decodes = is_decoder(config)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self._padding = self._tokenizer.pad_token_id or 0
-        self._model: Any = None
-        most = self._open(folder, config, _precision(options, config, self._device))
+        self._model, most = self._open(folder, config, _precision(options, config, self._device))
         progress(1.0)
         limit = _limit(self._model.base_model, most, self._tokenizer)
         self._worth = _WORTH_CPU if self._device.type == "cpu" else _WORTH_GPU
@@ -112,14 +111,14 @@ class TorchEncoder:
             context_tokens=min(limit, options.context_tokens or limit), dimensions=dimensions, vocabulary=vocabulary
         )
 
-    def _open(self, folder: Path, config: PreTrainedConfig, precision: torch.dtype) -> int:
-        """Loads the model. Returns the limit of an input that the publishers set, or 0. Raises EngineError."""
+    def _open(self, folder: Path, config: PreTrainedConfig, precision: torch.dtype) -> tuple[Any, int]:
+        """Loads the model. Returns it with the limit of an input that the publishers set, or 0. Raises EngineError."""
         recipe = self._recipe = read_recipe(folder, decoder=self._decodes)
         self._pool = POOLS[recipe.pooling]
-        self._model = load(folder, config, AutoModel, precision, self._device)
+        model = load(folder, config, AutoModel, precision, self._device)
         self._layers = [_linear(layer.weights, layer.activation, self._device) for layer in recipe.layers]
         self.normalised = recipe.normalised
-        return recipe.max_tokens
+        return model, recipe.max_tokens
 
     def tokenize(self, text: str) -> Tokens:
         """Returns the token ids of an input, with the special tokens around it."""

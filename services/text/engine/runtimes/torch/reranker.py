@@ -40,7 +40,7 @@ class TorchReranker(TorchEncoder):
 
     normalised = False
 
-    def _open(self, folder: Path, config: PreTrainedConfig, precision: torch.dtype) -> int:
+    def _open(self, folder: Path, config: PreTrainedConfig, precision: torch.dtype) -> tuple[Any, int]:
         self._query: tuple[str, list[int]] = ("", [])
         names = getattr(config, "architectures", None) or []
         classifies = any(name.endswith("ForSequenceClassification") for name in names)
@@ -59,9 +59,8 @@ class TorchReranker(TorchEncoder):
             model = model.model
         else:
             self._frame, self._types = self._template()
-        self._model = model
         self._segments = "token_type_ids" in self._tokenizer.model_input_names and not self._decodes
-        return input_limit(folder)
+        return model, input_limit(folder)
 
     def _answer(self, folder: Path, model: Any) -> torch.Tensor:
         """Returns the difference of the output matrix's rows for yes and no [size]."""
