@@ -12,9 +12,16 @@ from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.keys.v1 import keys_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
-from allm.openai.v1 import audio_service_pb2, error_pb2, models_service_pb2, responses_service_pb2, text_service_pb2
+from allm.openai.v1 import (
+    audio_service_pb2,
+    conversations_service_pb2,
+    error_pb2,
+    models_service_pb2,
+    responses_service_pb2,
+    text_service_pb2,
+)
 from allm.openai.v1 import image_service_pb2 as openai_image_service_pb2
-from allm.text.v1 import chat_service_pb2, embedding_service_pb2, response_service_pb2
+from allm.text.v1 import chat_service_pb2, embedding_service_pb2, rerank_service_pb2, response_service_pb2
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import (
     FieldDescriptorProto,
@@ -25,12 +32,14 @@ from google.protobuf.descriptor_pb2 import (
 FACADES = (
     text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
     responses_service_pb2.DESCRIPTOR.services_by_name["ResponsesService"],
+    conversations_service_pb2.DESCRIPTOR.services_by_name["ConversationsService"],
     audio_service_pb2.DESCRIPTOR.services_by_name["AudioService"],
     openai_image_service_pb2.DESCRIPTOR.services_by_name["ImagesService"],
     models_service_pb2.DESCRIPTOR.services_by_name["ModelsService"],
 )
 CHAT = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"]
 EMBEDDINGS = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
+RERANK = rerank_service_pb2.DESCRIPTOR.services_by_name["RerankService"]
 RESPONSES = response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"]
 TRANSCRIPTIONS = transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"]
 IMAGES = image_service_pb2.DESCRIPTOR.services_by_name["ImageService"]
@@ -50,7 +59,7 @@ def method_names() -> list[dict[str, Any]]:
     """Returns all methods with their own statistics, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}
-        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, IMAGES, MODELS, MACHINE, KEYS)
+        for service in (*FACADES, CHAT, EMBEDDINGS, RERANK, RESPONSES, TRANSCRIPTIONS, IMAGES, MODELS, MACHINE, KEYS)
     ]
 
 

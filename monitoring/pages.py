@@ -13,7 +13,7 @@ LABELS = {
     "rpc": "the servicer and the method, such as `TextFacade.CreateChatCompletion`",
     "code": "an error code of [errors.md](errors.md)",
     "reason": "the reason in one word; the metric lists the values",
-    "gen_ai_operation_name": "`chat`, `text_completion`, `embeddings`; `transcription`, `translation`, "
+    "gen_ai_operation_name": "`chat`, `text_completion`, `embeddings`, `rerank`; `transcription`, `translation`, "
     "`image_generation`, `image_edit`, `image_variation`, for which the conventions define no value",
     "gen_ai_provider_name": "always `allm`",
     "gen_ai_request_model": "the same as `model`",

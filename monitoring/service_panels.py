@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitoring.panel import MODEL, WINDOW, Panel, Query, mean, quantiles, rate, total
 
-TEXT_OPERATIONS = 'gen_ai_operation_name=~"chat|text_completion|embeddings"'
+TEXT_OPERATIONS = 'gen_ai_operation_name=~"chat|text_completion|embeddings|rerank"'
 AUDIO_OPERATIONS = 'gen_ai_operation_name=~"transcription|translation"'
 IMAGE_OPERATIONS = 'gen_ai_operation_name=~"image_.*"'
 
@@ -144,7 +144,7 @@ TEXT = (
         "Requests by operation",
         "reqps",
         (rate("gen_ai_server_request_duration_seconds_count", "gen_ai_operation_name", f"{MODEL},{TEXT_OPERATIONS}"),),
-        "Chats, completions and embeddings per second.",
+        "Chats, completions, embeddings and rerankings per second.",
     ),
 )
 AUDIO = (

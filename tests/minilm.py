@@ -44,17 +44,23 @@ def minilm() -> Path:
     return folder
 
 
-def write_gguf(path: Path, pooling: int | None = 1) -> Path:
-    """Writes the model as a float32 GGUF; `pooling` is llama.cpp's number (1: mean), None omits it from the header."""
+def write_gguf(
+    path: Path, pooling: int | None = 1, *, types: int = 2, more: dict[str, np.ndarray] | None = None
+) -> Path:
+    """Writes the model as a float32 GGUF; `pooling` is llama.cpp's number (1: mean), None omits it from the header.
+
+    `types`: the token types that it knows, of two; `more`: tensors of a head, by their names in llama.cpp.
+    """
     from safetensors.numpy import load_file
 
     weights = load_file(minilm() / "model.safetensors")
     tensors, data = [], bytearray()
-    for name, target in _names(weights):
-        values = weights[name].astype(np.float32)
+    named = [(target, weights[name]) for name, target in _names(weights)]
+    for target, given in (*named, *(more or {}).items()):
+        values = (given[:types] if target == "token_types.weight" else given).astype(np.float32)
         tensors.append(tensor(target, values.shape[::-1], F32, len(data)))
         data += values.tobytes() + bytes(-values.nbytes % ALIGNMENT)
-    head = header(*_metadata(pooling), tensors=tensors)
+    head = header(*_metadata(pooling, types), tensors=tensors)
     path.write_bytes(head + bytes(-len(head) % ALIGNMENT) + data)
     return path
 
@@ -71,7 +77,7 @@ def _names(weights: dict[str, np.ndarray]) -> list[tuple[str, str]]:
     return found
 
 
-def _metadata(pooling: int | None) -> list[bytes]:
+def _metadata(pooling: int | None, types: int) -> list[bytes]:
     vocabulary = json.loads((minilm() / "tokenizer.json").read_text())["model"]["vocab"]
     words = sorted(vocabulary, key=vocabulary.__getitem__)
     control = [word.startswith("[") and word.endswith("]") and len(word) > 2 for word in words]
@@ -91,7 +97,7 @@ def _metadata(pooling: int | None) -> list[bytes]:
         entry("bert.attention.causal", BOOL, False),
         *said,
         entry("tokenizer.ggml.model", STRING, "bert"),
-        entry("tokenizer.ggml.token_type_count", U32, 2),
+        entry("tokenizer.ggml.token_type_count", U32, types),
         entry("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
         entry("tokenizer.ggml.token_type", ARRAY, (INT, [3 if mark else 1 for mark in control])),
         entry("tokenizer.ggml.unknown_token_id", U32, vocabulary["[UNK]"]),

@@ -28,11 +28,13 @@ ANY = ""  # any key
 _INFERENCE_SERVICES = (
     "/allm.text.v1.ChatService/",
     "/allm.text.v1.EmbeddingService/",
+    "/allm.text.v1.RerankService/",
     "/allm.text.v1.ResponseService/",
     "/allm.audio.v1.TranscriptionService/",
     "/allm.image.v1.ImageService/",
     "/allm.openai.v1.TextService/",
     "/allm.openai.v1.ResponsesService/",
+    "/allm.openai.v1.ConversationsService/",
     "/allm.openai.v1.AudioService/",
     "/allm.openai.v1.ImagesService/",
 )

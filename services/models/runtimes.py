@@ -77,6 +77,9 @@ LLAMA_CPP_ENCODERS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# Those of llama.cpp with a classifier's tensors (LLM_TENSOR_CLS, LLM_TENSOR_CLS_OUT).
+_LLAMA_CPP_RERANKERS = frozenset({"bert", "jina-bert-v2", "modern-bert", "neo-bert", "qwen3"})
+
 # model_type of config.json, as transformers itself defines it (a model's own code is never run).
 _TORCH_DECODERS = frozenset("llama qwen2 qwen3 qwen3_moe glm glm4 glm4_moe gpt_oss nemotron_h".split())  # noqa: SIM905
 _TORCH_ENCODERS = frozenset(
@@ -85,6 +88,7 @@ _TORCH_ENCODERS = frozenset(
     roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl
     """.split()  # noqa: SIM905
 )
+_TORCH_RERANKERS = _TORCH_ENCODERS | {"qwen3"}  # encoders with a classifier, and decoders that answer yes or no
 _TORCH_EMBEDDING_DECODERS = frozenset("gemma gemma2 gemma3_text llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
 
 # `whisper`: OpenAI's checkpoints and transformers' safetensors; `whisper_ctranslate2`: folders that CTranslate2 wrote.
@@ -145,14 +149,22 @@ RUNTIMES = (
         name="llama_cpp",
         modality="text",
         formats=frozenset({"gguf"}),
-        architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS},
+        architectures={
+            "chat": _LLAMA_CPP_DECODERS,
+            "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS,
+            "rerank": _LLAMA_CPP_RERANKERS,
+        },
         devices=frozenset({"cpu", "cuda", "vulkan", "mps"}),
     ),
     RuntimeSpec(
         name="torch",
         modality="text",
         formats=frozenset({"safetensors"}),
-        architectures={"chat": _TORCH_DECODERS, "embeddings": _TORCH_ENCODERS | _TORCH_EMBEDDING_DECODERS},
+        architectures={
+            "chat": _TORCH_DECODERS,
+            "embeddings": _TORCH_ENCODERS | _TORCH_EMBEDDING_DECODERS,
+            "rerank": _TORCH_RERANKERS,
+        },
         devices=frozenset({"cpu", "cuda", "mps"}),
         quantizations=frozenset({"gpt_oss:mxfp4"}),
     ),

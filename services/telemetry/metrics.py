@@ -32,7 +32,7 @@ _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
 # The operation of the current RPC, in the conventions' words: chat, text_completion, embeddings, and, where they have
-# none, transcription, translation, image_generation, image_edit, image_variation. Empty: no inference.
+# none, rerank, transcription, translation, image_generation, image_edit, image_variation. Empty: no inference.
 operation: ContextVar[str] = ContextVar("operation", default="")
 
 

@@ -10,12 +10,14 @@ import grpc
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
-from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
+from allm.openai.v1 import conversations_service_pb2_grpc, responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
     embedding_service_pb2,
     embedding_service_pb2_grpc,
+    rerank_service_pb2,
+    rerank_service_pb2_grpc,
     response_service_pb2,
     response_service_pb2_grpc,
 )
@@ -32,6 +34,8 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings, EmbeddingServicer
+from services.text.api.rerank import Reranking, RerankServicer
+from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
@@ -60,11 +64,14 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     embeddings = Embeddings(models)
     embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, embeddings), server)
-    facade = TextFacade(models, chat, Completions(models), embeddings)
+    reranking = Reranking(models)
+    rerank_service_pb2_grpc.add_RerankServiceServicer_to_server(RerankServicer(models, reranking), server)
+    facade = TextFacade(models, chat, Completions(models), embeddings, reranking)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     responses = Responses(models, chat, await _store(settings))
     response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
+    conversations_service_pb2_grpc.add_ConversationsServiceServicer_to_server(ConversationsFacade(responses), server)
     await service.start()
 
     async def close() -> None:
@@ -72,7 +79,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await chat.close()
         await service.close()
 
-    typed = _names(chat_service_pb2, embedding_service_pb2, response_service_pb2)
+    typed = _names(chat_service_pb2, embedding_service_pb2, rerank_service_pb2, response_service_pb2)
     # The gateway sends reflection requests to this service, and serves the others on the same port.
     others = _names(model_service_pb2, machine_service_pb2, transcription_service_pb2, image_service_pb2)
     return service.application(typed, close, others)

@@ -1,16 +1,13 @@
-"""The service's side of a loaded text model, generative or embedding: sends requests and receives their results."""
+"""The service's side of a loaded text model: sends requests and receives their results. `LoadedTextModel` generates."""
 
 from __future__ import annotations
 
-import math
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import ClassVar, TypeVar
 
-from services.auth.caller import current_caller
-from services.errors import InvalidRequest
 from services.rpc.deadline import caller_deadline
 from services.settings.modality_settings import TextSettings
 from services.telemetry import metrics
@@ -19,10 +16,7 @@ from services.text.engine.messages import (
     Accepted,
     Counters,
     DecoderReady,
-    Embed,
-    Embedded,
     Encoded,
-    EncoderReady,
     FromWorker,
     Hold,
     Piece,
@@ -172,100 +166,6 @@ class Answer(PendingText):
         self._notify()
 
 
-class EmbeddingAnswer(PendingText):
-    """The vectors of one request, each little-endian float32."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self._vectors: list[bytes] = [b""] * inputs
-        self._missing = inputs
-
-    async def whole(self) -> list[bytes]:
-        """Waits for all vectors and returns them in input order. Raises the error that ended the request."""
-        while self._missing:
-            await self._wait()
-        return self._vectors
-
-    @property
-    def counts(self) -> Mapping[str, float]:
-        """Token counts of the inputs."""
-        return {INPUT_TOKENS: self.prompt_tokens}
-
-    @property
-    def computed(self) -> int:
-        """An estimate of the tokens computed so far, which assumes inputs of equal length."""
-        return math.ceil(self.prompt_tokens * (1 - self._missing / len(self._vectors)))
-
-    def push(self, embedded: Embedded) -> None:
-        """Adds a vector from the worker."""
-        self._vectors[embedded.index] = embedded.vector
-        self._missing -= 1
-        if not self._missing:
-            self.finish()
-            self._notify()
-
-
-class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
-    """An embedding model in its worker process."""
-
-    def __init__(
-        self, model_id: str, worker: WorkerProcess[FromWorker], ready: EncoderReady, settings: TextSettings
-    ) -> None:
-        """Takes over a worker that has sent EncoderReady."""
-        self.ready = ready
-        super().__init__(model_id, worker, settings.max_sequences, settings)
-
-    async def embed(
-        self, client: str, inputs: Sequence[str | list[int]], dimensions: int = 0, param: str = "input[]"
-    ) -> tuple[list[bytes], int]:
-        """Returns the vectors of the inputs, each little-endian float32, and the token count of the inputs.
-
-        `dimensions`: the length to which vectors are truncated; 0: full length. `param`: the name of an input in
-        errors, with `[]` for its index. Cancelling the call cancels the request.
-
-        Raises:
-            InvalidRequest: vectors are shorter than `dimensions`, or an input does not fit the model.
-            Overloaded: the queue is full.
-        """
-        if dimensions > self.ready.dimensions:
-            raise InvalidRequest(
-                f"'dimensions' is {dimensions}, but vectors of {self._model_id} have {self.ready.dimensions}.",
-                param="dimensions",
-            )
-
-        deadline = caller_deadline()
-
-        def embed(request: int) -> Embed:
-            return Embed(
-                request=request,
-                client=client,
-                inputs=list(inputs),
-                dimensions=dimensions,
-                param=param,
-                deadline=deadline.at if deadline else None,
-            )
-
-        with self._open(EmbeddingAnswer(len(inputs)), embed) as answer:
-            try:
-                return await answer.whole(), answer.prompt_tokens
-            finally:
-                current_caller().spend(answer.computed)
-
-    def _step(self, message: Stepped | Encoded) -> None:
-        if not isinstance(message, Encoded):
-            return
-        for embedded in message.vectors:
-            answer = self._requests.get(embedded.request)
-            if answer is None:
-                continue  # cancelled in the meantime
-            answer.push(embedded)
-            if answer.finished:
-                del self._requests[embedded.request]
-                metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)
-                labels = metrics.gen_ai(self._model_id, answer.operation)
-                metrics.TOKEN_USAGE.labels(*labels, "input").observe(answer.prompt_tokens)
-
-
 class LoadedTextModel(TextModelInWorker[Answer]):
     """A generative text model in its worker process."""
 
@@ -309,11 +209,13 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         grammar: str = "",
         logprobs: int | None = None,
         cache_key: str = "",
+        suffix: str = "",
     ) -> AsyncIterator[Answer]:
         """Runs a request while the block runs; leaving it early cancels the request.
 
         `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
-        each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached.
+        each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached;
+        `suffix` is the text after the gap that the answer fills.
 
         Raises:
             Overloaded: the queue is full.
@@ -337,6 +239,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 special=special,
                 cache_key=cache_key,
                 deadline=deadline.at if deadline else None,
+                suffix=suffix,
             )
 
         with self._open(answer, submit):

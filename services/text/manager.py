@@ -15,7 +15,8 @@ from services.residency.registered_models import RegisteredModels, require
 from services.settings.modality_settings import TextSettings
 from services.text.engine.messages import Capability, DecoderReady, EncoderReady, EngineOptions, FromWorker, Load
 from services.text.engine.runtimes.vllm.arguments import eager
-from services.text.loaded import LoadedEncoder, LoadedTextModel
+from services.text.loaded import LoadedTextModel
+from services.text.loaded_encoder import LoadedEncoder
 from services.text.memory_estimate import fit_cache
 from services.text.runtime_availability import llama_environ
 from services.text.template_process import TemplateProcess
@@ -37,13 +38,13 @@ class TextManager(ModelManager[TextResident]):
 
     async def _start(self, descriptor: ModelDescriptor, runtime: RuntimeSpec) -> TextResident:
         options = self.options(descriptor, runtime)
-        capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
+        capability = _capability(descriptor)
 
         def adopt(worker: WorkerProcess[FromWorker], ready: DecoderReady | EncoderReady) -> TextResident:
             if isinstance(ready, EncoderReady):
                 return LoadedEncoder(descriptor.id, worker, ready, self._settings)
             if template is None:
-                raise Internal(f"the worker of {descriptor.id} loaded it to write, not to embed")
+                raise Internal(f"the worker of {descriptor.id} loaded it for chat, not for {capability}")
             return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings, template)
 
         start: WorkerStart[FromWorker, DecoderReady | EncoderReady] = WorkerStart(
@@ -106,6 +107,11 @@ class TextManager(ModelManager[TextResident]):
         return {**environ, **vllm_environ(options, self._settings.vllm_cache)}
 
 
+def _capability(descriptor: ModelDescriptor) -> Capability:
+    offered: tuple[Capability, ...] = ("embeddings", "rerank")
+    return next((one for one in offered if one in descriptor.capabilities), "chat")
+
+
 def text_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:
     """Returns environment variables for native libraries and transformers.
 
@@ -142,7 +148,18 @@ class TextModels(RegisteredModels[TextResident]):
     @asynccontextmanager
     async def encoder(self, stored: StoredModel) -> AsyncIterator[LoadedEncoder]:
         """Leases an embedding model. Raises as `loaded`."""
-        require(stored, "embeddings")
+        async with self._encoder(stored, "embeddings") as model:
+            yield model
+
+    @asynccontextmanager
+    async def reranker(self, stored: StoredModel) -> AsyncIterator[LoadedEncoder]:
+        """Leases a reranker. Raises as `loaded`."""
+        async with self._encoder(stored, "rerank") as model:
+            yield model
+
+    @asynccontextmanager
+    async def _encoder(self, stored: StoredModel, capability: Capability) -> AsyncIterator[LoadedEncoder]:
+        require(stored, capability)
         async with self._leased(stored) as model:
             if not isinstance(model, LoadedEncoder):
                 raise TypeError("a model is loaded for what it can do")

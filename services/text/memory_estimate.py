@@ -90,7 +90,7 @@ class TextMemoryEstimate:
             GgufError, OSError, ValueError: a header cannot be read.
         """
         options = self._options(descriptor, runtime)
-        writes = "embeddings" not in descriptor.capabilities
+        writes = not descriptor.capabilities & {"embeddings", "rerank"}
         if descriptor.format == "gguf":
             parts = _gguf(descriptor, options, writes=writes)
         else:

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 from google.api import annotations_pb2
 
-from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MACHINE, MODELS, RESPONSES, TRANSCRIPTIONS
+from gateway.descriptor import (
+    CHAT,
+    EMBEDDINGS,
+    FACADES,
+    IMAGES,
+    KEYS,
+    MACHINE,
+    MODELS,
+    RERANK,
+    RESPONSES,
+    TRANSCRIPTIONS,
+)
 from services.audio.api.facade import AudioFacade
 from services.audio.api.servicer import TranscriptionServicer
 from services.auth.identity import ADMIN, INFERENCE, SERVICE, WATCH_KEYS, WATCH_MEMORY, verify
@@ -29,6 +40,8 @@ from services.image.api.servicer import ImageServicer
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer
+from services.text.api.rerank import RerankServicer
+from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 from tests import identities
@@ -225,15 +238,17 @@ async def test_removed_keys_leave_no_state() -> None:
     assert (len(keys), len(door._signed), len(door._rates._accounts)) == (0, 0, 0)
 
 
-TEXT, RESPONSES_FACADE, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
+TEXT, RESPONSES_FACADE, CONVERSATIONS, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
 SERVICES = (
     (TEXT, TextFacade),
     (RESPONSES_FACADE, ResponsesFacade),
+    (CONVERSATIONS, ConversationsFacade),
     (AUDIO, AudioFacade),
     (IMAGES_FACADE, ImagesFacade),
     (MODELS_FACADE, ModelsFacade),
     (CHAT, ChatServicer),
     (EMBEDDINGS, EmbeddingServicer),
+    (RERANK, RerankServicer),
     (RESPONSES, ResponseServicer),
     (TRANSCRIPTIONS, TranscriptionServicer),
     (IMAGES, ImageServicer),

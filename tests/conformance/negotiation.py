@@ -17,7 +17,7 @@ from stand_ins import StandIns
 from suite_rules import COMPLETE, CONVERSE, NEEDED, REFUSED, RESPOND, TOKENS
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
-_IDS = re.compile(r"/(responses|models)/([^/]+)")
+_IDS = re.compile(r"/(responses|models|conversations|items)/([^/]+)")
 _WORDS = {"input_tokens"}  # appear in the position of an id, but are none
 # The parameters that limit an answer's length, for requests that leave it open.
 _LENGTHS = {
@@ -82,7 +82,7 @@ class Negotiation:
     def _with_id(self, found: re.Match[str]) -> str:
         if found[2] in _WORDS:
             return found[0]
-        return f"/{found[1]}/{self._stand_ins.of(self._route)}"
+        return f"/{found[1]}/{self._stand_ins.of(self._route, found[1])}"
 
 
 class NegotiatingOpenAI(OpenAI):

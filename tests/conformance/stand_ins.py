@@ -23,9 +23,12 @@ class StandIns:
 
     def __init__(self, client: OpenAI, model: str, embedder: str, source: str) -> None:
         self._client, self._model, self._embedder, self._source = client, model, embedder, source
+        self._named = ("", "")  # the conversation of the current request, and its item
 
-    def of(self, route: str) -> str:
-        """Returns the id for a path. An object to delete or cancel is created for this request alone."""
+    def of(self, route: str, kind: str) -> str:
+        """Returns the id of a `kind` for a path. An object to delete or cancel is created for this request alone."""
+        if kind in ("items", "conversations"):
+            return self._of_conversation(route, kind)
         match route:
             case "GET /models/{id}":
                 return self._model
@@ -41,6 +44,8 @@ class StandIns:
         """Returns the value of a parameter that names an object."""
         if param == "model":
             return self._embedder if route == EMBED else self._model
+        if param == "after" and "/conversations/" in route:
+            return self._talk[1]
         return self._kept if param == "previous_response_id" else self._item
 
     def filled(self, value: Any) -> Any:
@@ -57,6 +62,22 @@ class StandIns:
             time.sleep(POLL_SECONDS)
         assert status in ("completed", "incomplete")
         return response
+
+    @cached_property
+    def _talk(self) -> tuple[str, str]:
+        return self._conversation()
+
+    def _of_conversation(self, route: str, kind: str) -> str:
+        """Returns the id of a conversation, and then of its item; what a request deletes was made for it."""
+        if kind == "conversations":
+            self._named = self._conversation() if route.startswith("DELETE") else self._talk
+        return self._named[kind == "items"]
+
+    def _conversation(self) -> tuple[str, str]:
+        """Creates a conversation; returns its id and that of its only item."""
+        message: Any = {"type": "message", "role": "user", "content": "Hi"}
+        made = self._client.conversations.create(items=[message])
+        return made.id, self._client.conversations.items.list(made.id).data[0].id
 
     @cached_property
     def _item(self) -> str:

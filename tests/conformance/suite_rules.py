@@ -23,6 +23,8 @@ FILES = (
     RESPONSES,
     "responses/test_input_items.py",
     "responses/test_input_tokens.py",
+    "test_conversations.py",
+    "conversations/test_items.py",
 )
 
 _STORED_CHAT = "stored chat completions: a feature of OpenAI's platform; Responses are what is kept here"
@@ -63,11 +65,12 @@ class Need:
 
 RESPOND, CONVERSE, COMPLETE = "POST /responses", "POST /chat/completions", "POST /completions"
 COUNT, RETRIEVE, ITEMS = "POST /responses/input_tokens", "GET /responses/{id}", "GET /responses/{id}/input_items"
-EMBED = "POST /embeddings"
+EMBED, TALKED = "POST /embeddings", "GET /conversations/{id}/items"
 TOKENS = 4  # limit of an answer that the suite leaves open
 
 _PLATFORM = "only OpenAI's platform has it"
 _OBFUSCATION = "answers are not padded"
+_BEFORE = "the suite gives it together with `previous_response_id`, which OpenAI refuses as well"
 _VERBOSITY = "the models here know of no verbosity"
 _STREAM_ONLY = "the suite gives it without a stream, which OpenAI refuses as well"
 
@@ -94,11 +97,11 @@ REFUSED = (
     Refusal(COMPLETE, "logit_bias", "the suite's key is no token id"),
     Refusal(COMPLETE, "stream_options", _STREAM_ONLY, when=_whole),
     Refusal(COMPLETE, "stream_options.include_obfuscation", _OBFUSCATION),
-    Refusal(COMPLETE, "suffix", "models continue a text, they do not fill in"),
+    Refusal(COMPLETE, "suffix", "the suite's model has no tokens for filling in"),
     Refusal(RESPOND, "access_programs", _PLATFORM),
     Refusal(RESPOND, "background_options", _PLATFORM),
     Refusal(RESPOND, "context_management", _PLATFORM),
-    Refusal(RESPOND, "conversation", _PLATFORM),
+    Refusal(RESPOND, "conversation", _BEFORE),
     Refusal(RESPOND, "moderation", _PLATFORM),
     Refusal(RESPOND, "prompt", _PLATFORM),
     Refusal(RESPOND, "prompt_cache_options.comparison_response_id", _PLATFORM),
@@ -108,7 +111,7 @@ REFUSED = (
     Refusal(RESPOND, "text.verbosity", _VERBOSITY),
     Refusal(RESPOND, "tools[0].async", _PLATFORM),
     Refusal(RESPOND, "tools[0].defer_loading", _PLATFORM),
-    Refusal(COUNT, "conversation", _PLATFORM),
+    Refusal(COUNT, "conversation", _BEFORE),
     Refusal(COUNT, "personality", _PLATFORM),
     Refusal(COUNT, "text.verbosity", _VERBOSITY),
     Refusal(COUNT, "tools[0].async", _PLATFORM),
@@ -116,6 +119,7 @@ REFUSED = (
     Refusal(RETRIEVE, "include_obfuscation", _OBFUSCATION),
     Refusal(RETRIEVE, "starting_after", _STREAM_ONLY, when=_whole),
     Refusal(ITEMS, "limit", "the suite asks for a page of nothing"),
+    Refusal(TALKED, "limit", "the suite asks for a page of nothing"),
 )
 
 NEEDED = (

@@ -25,6 +25,7 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings
+from services.text.api.rerank import Reranking
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.chat import Chat
 from services.text.engine.messages import Accepted, Counters, DecoderReady, Piece, Stepped, Submit
@@ -149,7 +150,7 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     chat = Chat(models, SchemaChecker(settings.queue_limit))
     server = grpc.aio.server()
     responses = Responses(models, chat, None)
-    facade = TextFacade(models, chat, Completions(models), Embeddings(models))
+    facade = TextFacade(models, chat, Completions(models), Embeddings(models), Reranking(models))
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)

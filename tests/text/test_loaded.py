@@ -41,7 +41,8 @@ from services.text.engine.messages import (
     TokenLogprob,
 )
 from services.text.engine.sampling import SamplingParams
-from services.text.loaded import UNREAD_BYTES, Answer, LoadedEncoder, LoadedTextModel
+from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
+from services.text.loaded_encoder import LoadedEncoder
 from services.text.template_process import TemplateProcess
 from services.worker.messages import Cancel, RequestRefused
 from services.worker.process import WorkerDied

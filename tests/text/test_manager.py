@@ -17,13 +17,14 @@ from services.models.runtimes import RUNTIMES as PROMISED
 from services.settings.settings import load_settings
 from services.text.engine.__main__ import RUNTIMES
 from services.text.engine.embedding_loop import Encoder
+from services.text.engine.pairs import Reranker
 from services.text.engine.runtime import Runtime
 from services.text.manager import WORKER_MODULE, TextManager, vllm_environ
 from services.text.memory_estimate import TextMemoryEstimate
 from tests.demo_model import demo_safetensors
 
 LISTED = [(capability, name) for capability, table in RUNTIMES.items() for name in sorted(table)]
-PROTOCOLS = {"chat": Runtime, "embeddings": Encoder}
+PROTOCOLS = {"chat": Runtime, "embeddings": Encoder, "rerank": Reranker}
 # vLLM has its own environment and its own loop: test_runtime_contract.py tests it.
 IMPORTED = [(capability, name) for capability, name in LISTED if name != "vllm"]
 VLLM = next(runtime for runtime in PROMISED if runtime.name == "vllm")

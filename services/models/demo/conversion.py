@@ -1,9 +1,11 @@
-"""Converts the demo GGUF file, in a process of its own, because it loads llama.cpp or torch.
+"""Converts demo models, in a process of its own, because it loads llama.cpp, torch or numpy.
 
     python -m services.models.demo.conversion requantize SOURCE TARGET bf16|f16
     python -m services.models.demo.conversion dequantize SOURCE SHA256 FOLDER
+    python -m services.models.demo.conversion adapt SOURCE ADAPTER FOLDER
 
-The first writes a GGUF file in another precision, the second safetensors in bf16. The second accepts only the demo
+The first writes a GGUF file in another precision, the second safetensors in bf16, the third the reranker that
+`training/rerank` has made of MiniLM. The second accepts only the demo
 file: transformers could convert it too, but needs one more package, takes half a minute, and loses the tokenizer's rule
 that splits numbers into digits.
 """
@@ -174,15 +176,48 @@ def _write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     _write_json(folder / "tokenizer_config.json", settings)
 
 
+def adapt(source: Path, adapter: Path, folder: Path) -> None:
+    """Creates `folder` with the reranker that an adapter makes of the encoder in `source`.
+
+    The adapter's `X.lora_a` [rank, in] and `X.lora_b` [out, rank] are multiplied and added to `X.weight` [out, in]; all
+    its other tensors replace those of their names. Raises OSError or KeyError for files that do not belong together.
+    """
+    from safetensors.numpy import load_file, save_file  # noqa: PLC0415 (heavy, with numpy: only where it is used)
+
+    weights = {f"bert.{name}": tensor for name, tensor in load_file(source / "model.safetensors").items()}
+    weights.pop("bert.embeddings.position_ids", None)
+    trained = {name: tensor.astype("float32") for name, tensor in load_file(adapter).items()}
+    for name, tensor in trained.items():
+        stem, _, end = name.rpartition(".")
+        if end == "lora_b":
+            weights[f"{stem}.weight"] = weights[f"{stem}.weight"] + tensor @ trained[f"{stem}.lora_a"]
+        elif end != "lora_a":
+            weights[name] = tensor
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+            shutil.copyfile(source / name, partial / name)
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        labels = {"architectures": ["BertForSequenceClassification"], "num_labels": 1, "id2label": {"0": "relevant"}}
+        _write_json(partial / "config.json", {**config, **labels, "label2id": {"relevant": 0}})
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Runs one of the two conversions."""
+    """Runs one of the three conversions."""
     kind, source, second, third = sys.argv[1:]
     if kind == "requantize":
         requantize(source, second, third)
+    elif kind == "adapt":
+        adapt(Path(source), Path(second), Path(third))
     else:
         dequantize(Path(source), second, Path(third))
 

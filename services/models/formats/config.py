@@ -51,10 +51,13 @@ class Config:
     vocabulary: int  # tokens; 0: unknown
     quantization: str  # method of quantised weights, such as `mxfp4`; empty: not quantised
     fault: str  # why no runtime may load it as a text model; empty: no known reason
+    ranks: bool = False  # whether it scores pairs of a query and a document: a classifier of one label, or marked so
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The text capabilities of these classes; empty for heads that neither generate nor embed."""
+        """The text capabilities of these classes; empty for heads that neither generate, embed nor rerank."""
+        if self.ranks:
+            return frozenset({"rerank"})
         if any(name.endswith(_CHAT) for name in self.architectures):
             return frozenset({"chat"})
         if any(name.endswith("Model") for name in self.architectures):
@@ -83,7 +86,17 @@ def read_config(tree: FileTree) -> Config:
         vocabulary=_first(document, ("vocab_size",)) or _first(inner, ("vocab_size",)),
         quantization=_quantization(document) or _quantization(inner),
         fault=_own_code(document, model_type) or _unknown_dtype(document),
+        ranks=_ranks(document),
     )
+
+
+def _ranks(document: dict[str, Any]) -> bool:
+    """Reports whether it is a reranker: a classifier of one label, or Qwen3-Reranker marked as vLLM's users do."""
+    if document.get("is_original_qwen3_reranker") is True:
+        return True
+    names, labels = document.get("architectures"), document.get("id2label")
+    classifies = isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
+    return classifies and (document.get("num_labels") == 1 or (isinstance(labels, dict) and len(labels) == 1))
 
 
 def _own_code(document: dict[str, Any], model_type: str) -> str:

@@ -50,7 +50,7 @@ def inspect_gguf(tree: FileTree, file: str) -> Finding:
 
     Raises:
         ModelInvalid: it is missing, ambiguous, cut off or otherwise invalid; names the files.
-        Unsupported: it is a ranking model.
+        Unsupported: it is a reranker that needs more than llama.cpp computes.
     """
     split = _choose(tree, file)
     if absent := [path for path in split if path not in tree.files]:
@@ -67,7 +67,7 @@ def inspect_gguf(tree: FileTree, file: str) -> Finding:
         format="gguf",
         modality="text",
         architecture=architecture,
-        capabilities=frozenset({"embeddings" if _embeds(first) else "chat"}),
+        capabilities=frozenset({_capability(first)}),
         context_tokens=first.context_length,
         files=tuple(tree.files[path] for path in sorted(split)),
         primary=split[0],
@@ -121,9 +121,17 @@ def _check_split(split: Split, headers: list[GgufHeader]) -> None:
         raise ModelInvalid(f"{split[0]} says that there are {total} tensors; all shards together hold {held}")
 
 
-def _embeds(header: GgufHeader) -> bool:
-    """True for an encoder, or a decoder trained to embed: only these have a pooling type."""
+def _capability(header: GgufHeader) -> str:
+    """Returns what the model is for. Only encoders, and decoders trained to embed or rerank, have a pooling type."""
     pooling = header.metadata.get(f"{header.architecture}.pooling_type", _POOLING_NONE)
     if pooling == _POOLING_RANK:
-        raise Unsupported("the model ranks texts (its pooling_type is rank), which is not supported", param="source")
-    return header.architecture in ENCODERS or (isinstance(pooling, int) and pooling > _POOLING_NONE)
+        types = header.metadata.get("tokenizer.ggml.token_type_count", 1)
+        if isinstance(types, int) and types > 1:
+            message = (
+                "the reranker marks its query and its document with token types, which llama.cpp ignores, so its "
+                "scores would be wrong: register the model as safetensors"
+            )
+            raise Unsupported(message, param="source")
+        return "rerank"
+    embeds = header.architecture in ENCODERS or (isinstance(pooling, int) and pooling > _POOLING_NONE)
+    return "embeddings" if embeds else "chat"

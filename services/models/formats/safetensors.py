@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 
 from services.errors import InvalidRequest, ModelInvalid, Unsupported
-from services.models.formats.config import CONFIG, read_config
+from services.models.formats.config import CONFIG, Config, read_config
 from services.models.formats.document import read_list, read_object
 from services.models.formats.finding import Finding, missing, place, there
 from services.models.formats.lora import refuse_adapter
@@ -19,7 +19,8 @@ from services.models.manifest import ManifestFile
 MODULES = "modules.json"
 INPUTS = "sentence_bert_config.json"
 MAX_MODULES = 32
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+LOGIT_SCORE = "LogitScore"  # of a decoder that answers yes or no: it reranks
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize", LOGIT_SCORE)
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 TOKENIZER = "tokenizer.json"
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
@@ -54,7 +55,7 @@ def find_modules(tree: FileTree) -> tuple[list[str], list[Weights]]:
             weights.append(Weights((own,)))
         elif kind == "Dense":
             absent.append(own)
-        if kind in ("Dense", "Pooling") and config not in tree.files:
+        if kind in ("Dense", "Pooling", LOGIT_SCORE) and config not in tree.files:
             absent.append(config)
     if absent:
         raise missing(tree, absent)
@@ -118,13 +119,19 @@ def inspect_safetensors(tree: FileTree) -> Finding:
         format="safetensors",
         modality="text",
         architecture=config.model_type,
-        capabilities=frozenset({"embeddings"}) if MODULES in tree.files else config.capabilities,
+        capabilities=_capabilities(tree, config),
         context_tokens=input_limit(tree) or config.context_tokens,
         files=files,
         primary="",
         quantization=quantization,
         unpacked_size=_unpacked(files, tensors) if quantization == "mxfp4" else 0,
     )
+
+
+def _capabilities(tree: FileTree, config: Config) -> frozenset[str]:
+    if MODULES not in tree.files or config.ranks:
+        return config.capabilities
+    return frozenset({"rerank" if any(kind == LOGIT_SCORE for _, kind in _folders(tree)) else "embeddings"})
 
 
 def _undeclared_quantization(tensors: Mapping[str, Tensor]) -> str:

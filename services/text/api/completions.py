@@ -47,6 +47,7 @@ class CompletionRequest:
     sampling: SamplingParams
     choices: int = 1
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
+    suffix: str = ""  # the text after the gap that the answer fills; empty: the answer continues the prompt
 
 
 class Completions:
@@ -60,18 +61,27 @@ class Completions:
         """Runs a completion while the block runs; leaving it early stops the model.
 
         Raises:
-            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
+            ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot fill in.
             ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
             Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
         await caller.admit()
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
+            if request.suffix and model.ready.infill is None:
+                message = f"'suffix' is not possible: the model `{stored.id}` has no tokens for filling in."
+                raise Unsupported(message, param="suffix")
             choices = []
             for prompt in request.prompts:
                 for number in range(request.choices):
                     answer = await stack.enter_async_context(
-                        model.generate(client, prompt, request.sampling.for_choice(number), logprobs=request.logprobs)
+                        model.generate(
+                            client,
+                            prompt,
+                            request.sampling.for_choice(number),
+                            logprobs=request.logprobs,
+                            suffix=request.suffix,
+                        )
                     )
                     choices.append(Choice(answer, parser=None))
             completion = Completion(stored.id, choices, prefix="cmpl", prompts=len(request.prompts))
@@ -84,7 +94,7 @@ class Completions:
 
 
 class LegacyRequest(SamplingBody, kw_only=True):
-    """The body of POST /v1/completions. The last group of fields is declared only to be rejected."""
+    """The body of POST /v1/completions."""
 
     model: str
     prompt: str | list[str | int | list[int]] | None = None
@@ -96,7 +106,6 @@ class LegacyRequest(SamplingBody, kw_only=True):
     best_of: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
-
     suffix: str | None = None
 
 
@@ -108,8 +117,6 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
         Unsupported: a parameter is not supported; the error names it.
     """
     request = body.decode(raw, LegacyRequest)
-    if request.suffix:
-        raise Unsupported("'suffix' is not supported: models continue a text, they do not fill in.", param="suffix")
     options = request.stream_options or StreamOptions()
     refuse_others([("stream_options.include_obfuscation", options.include_obfuscation, (False,))])
     if request.stream_options is not None and not request.stream:
@@ -129,7 +136,12 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
     )
     limits.check_sampling(sampling)
     return request, CompletionRequest(
-        model=request.model, prompts=prompts, sampling=sampling, choices=choices, logprobs=request.logprobs
+        model=request.model,
+        prompts=prompts,
+        sampling=sampling,
+        choices=choices,
+        logprobs=request.logprobs,
+        suffix=request.suffix or "",
     )
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 from services.text.engine import embedding_loop
 from services.text.engine.embedding_loop import EmbeddingLoop
+from services.text.engine.infill import infilled
 from services.text.engine.loop import BatchLoop
-from services.text.engine.messages import USUAL_BYTES, Accepted, EngineOptions, Load, Submit, ToWorker
+from services.text.engine.messages import USUAL_BYTES, Accepted, Capability, EngineOptions, Load, Submit, ToWorker
+from services.text.engine.pairs import prepare_pairs
 from services.text.engine.preparation import Preparation, Preparing
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, TokenSpan
@@ -44,6 +46,10 @@ RUNTIMES = {
         "llama_cpp": ("services.text.engine.runtimes.llama_cpp_encoder", "LlamaEncoder"),
         "torch": ("services.text.engine.runtimes.torch.encoder", "TorchEncoder"),
     },
+    "rerank": {
+        "llama_cpp": ("services.text.engine.runtimes.llama_cpp_encoder", "LlamaReranker"),
+        "torch": ("services.text.engine.runtimes.torch.reranker", "TorchReranker"),
+    },
 }
 
 
@@ -56,13 +62,13 @@ def _load(load: Load, channel: BlockingChannel[ToWorker]) -> Serving:
     model = _loader(load.capability, load.runtime)(load.options, LoadingProgress(channel))
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     loop: RequestLoop | EmbeddingLoop
-    if load.capability == "embeddings":
+    if load.capability != "chat":
         loop = EmbeddingLoop(model, load.options.batch_tokens, inbox, channel.send, load.options.queue_tokens)
     else:
         create = _scheduled if load.runtime == "vllm" else _generating
         loop = create(model, load.options, inbox, channel.send)
 
-    prepare = embedding_loop.prepare if load.capability == "embeddings" else _prepare
+    prepare = _PREPARES[load.capability]
     preparation = Preparation(lambda message: prepare(model, message, channel.send), inbox)
     start_thread("preparation", preparation.run, PREPARATION_STACK_BYTES)
     return Serving(model.ready, preparation.take, loop.run)
@@ -106,7 +112,10 @@ def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[
 def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Preparing:
     """Tokenizes a prompt, checks its length and compiles the grammar. Sends a refusal immediately."""
     try:
-        tokens = _tokens(runtime, submit.prompt)
+        tokens = given = _tokens(runtime, submit.prompt)
+        if submit.suffix:
+            _check_size(runtime, len(submit.suffix.encode()))
+            tokens = infilled(runtime, given, submit.suffix)
         yield
         refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
         if refusal:
@@ -116,7 +125,7 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
     except EngineError as error:
         send(error.refusal(submit.request))
         return None
-    send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, tokens)))
+    send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, given)))
     return Sequence(
         submit.request,
         submit.client,
@@ -185,6 +194,12 @@ def _refusal(submit: Submit, prompt: int, context: int) -> RequestRefused | None
         return None
     return RequestRefused(request=submit.request, code=code, message=message, param=param)
 
+
+_PREPARES: dict[Capability, Callable[[Any, Any, Callable[[object], None]], Preparing]] = {
+    "chat": _prepare,
+    "embeddings": embedding_loop.prepare,
+    "rerank": prepare_pairs,
+}
 
 if __name__ == "__main__":
     main()

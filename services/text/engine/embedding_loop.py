@@ -1,4 +1,4 @@
-"""The batch loop of an embedding worker: batches of bounded size, filled by all requests in turn.
+"""The batch loop of an embedding model or reranker: batches of bounded size, filled by all requests in turn.
 
 A large request never delays a small one: clients share a batch evenly, and so do the requests of a client. The loop
 takes messages between two batches, so a cancelled request costs at most the running batch. Inputs are tokenized and
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.text.engine.messages import (
+    LEAST_INPUT_BYTES,
     MAX_EMBEDDED_TOKENS,
     USUAL_BYTES,
     Accepted,
@@ -34,10 +35,8 @@ from services.worker.messages import Cancel, EngineError, Phase, Stop
 
 LEAST_TOKENS = 512  # of a batch: smaller batches are no faster, even on the slowest machine
 QUEUE_TOKENS = 1_200_000  # four of the largest requests
-# An input of up to so many bytes is always tokenized: white space and single long words have few tokens.
-LEAST_INPUT_BYTES = 64 * 1024
 
-Tokens = NDArray[np.int32]  # [tokens]
+Tokens = NDArray[np.int32]  # [tokens]; of a pair also [tokens, 2], with the segment of each token
 Vectors = NDArray[np.float32]  # [inputs, dimensions]
 
 
@@ -212,7 +211,7 @@ def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tok
         name = embed.param.replace("[]", f"[{index}]")
         if index:
             yield
-        _check_size(content, limit, name)
+        check_size(content, limit, name)
         tokens = encoder.tokenize(content) if isinstance(content, str) else _given(encoder, content, name)
         if not len(tokens):
             raise EngineError("INVALID_REQUEST", f"'{name}' has no tokens.", name)
@@ -220,15 +219,20 @@ def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tok
             message = f"'{name}' has {len(tokens)} tokens, but this model takes at most {limit}; nothing is cut off."
             raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, name)
         total += len(tokens)
-        if total > MAX_EMBEDDED_TOKENS:
-            param = embed.param.removesuffix("[]")
-            message = f"'{param}' has more than {MAX_EMBEDDED_TOKENS} tokens in all; send it as several requests."
-            raise EngineError("INVALID_REQUEST", message, param)
+        check_total(total, embed.param)
         inputs.append(tokens)
     return inputs
 
 
-def _check_size(content: str | list[int], limit: int, name: str) -> None:
+def check_total(tokens: int, param: str) -> None:
+    """Refuses a request with too many tokens; `param`: the name of an input, with `[]` for its index."""
+    if tokens > MAX_EMBEDDED_TOKENS:
+        param = param.removesuffix("[]")
+        message = f"'{param}' has more than {MAX_EMBEDDED_TOKENS} tokens in all; send it as several requests."
+        raise EngineError("INVALID_REQUEST", message, param)
+
+
+def check_size(content: str | list[int], limit: int, name: str) -> None:
     """Refuses an input before it is tokenized if it is far too long: a megabyte takes seconds to tokenize."""
     if isinstance(content, str):
         size, most, unit = len(content.encode()), max(LEAST_INPUT_BYTES, limit * USUAL_BYTES), "bytes"

@@ -10,9 +10,11 @@ from services.worker.messages import Cancel, LoadFailed, Loading, Phase, Request
 
 USUAL_BYTES = 16  # per token; few texts have more
 MAX_EMBEDDED_TOKENS = 300_000  # of all inputs of a request
+# An input of up to so many bytes is always tokenized: white space and single long words have few tokens.
+LEAST_INPUT_BYTES = 64 * 1024
 
 FinishReason = Literal["stop", "length"]
-Capability = Literal["chat", "embeddings"]
+Capability = Literal["chat", "embeddings", "rerank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Submit:
     special: bool = False  # whether control tokens, ends of turn excepted, show in the text
     cache_key: str = ""  # the client's name for the session whose prefix is kept for its next request, or empty
     deadline: float | None = None  # on the monotonic clock; the caller has given up by then
+    suffix: str = ""  # the text after a gap that the answer fills; empty: the answer continues the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,20 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A request for the relevance of documents to a query, or of each document to its own query."""
+
+    request: int
+    client: str
+    queries: list[str]  # one for all documents, or one per document
+    documents: list[str]
+    document_tokens: int = 0  # length to which documents are cut, in tokens; 0: a pair that is too long is refused
+    query_param: str = "query"  # the caller's names; `[]` stands for the index
+    param: str = "documents[]"
+    deadline: float | None = None  # on the monotonic clock; the caller has given up by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderReady:
     """The model is loaded."""
 
@@ -94,14 +111,16 @@ class DecoderReady:
     bos: str  # text of the beginning-of-sequence token, or empty
     eos: str
     add_bos: bool  # whether the tokenizer itself prepends `bos`
+    # The model's tokens before the prompt, before the suffix and before the text that fills the gap between them.
+    infill: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderReady:
-    """The embedding model is loaded."""
+    """The embedding model or reranker is loaded."""
 
-    context_tokens: int  # maximum tokens of one input
-    dimensions: int  # length of a vector
+    context_tokens: int  # maximum tokens of one input; of a reranker: of a query and a document together
+    dimensions: int  # length of a vector; of a reranker: 1
     vocabulary: int
 
 
@@ -160,7 +179,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vector of one input: float32, little-endian."""
+    """The vector of one input, or the relevance of one document: float32, little-endian."""
 
     request: int
     index: int  # of the input
@@ -176,5 +195,5 @@ class Encoded:
     phases: list[Phase] = field(default_factory=list)  # `embed`, of requests whose first input was in the batch
 
 
-ToWorker = Load | Submit | Hold | Embed | Cancel | Stop
+ToWorker = Load | Submit | Hold | Embed | Rank | Cancel | Stop
 FromWorker = Loading | DecoderReady | EncoderReady | LoadFailed | Accepted | RequestRefused | Stepped | Encoded

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from services.text.engine.messages import Embed, Hold, Submit
+from services.text.engine.messages import Embed, Hold, Rank, Submit
 from services.worker.messages import Cancel
 
 Preparing = Generator[None, None, object | None]
@@ -18,7 +18,7 @@ class Preparation:
     """Prepares requests and passes them to the loop, with all other messages.
 
     The client that has waited longest gets the next turn. A request may take several: an input of a request for
-    embeddings is one turn. A request that is cancelled before it is prepared goes no further.
+    embeddings is one turn, and so is a document. A request that is cancelled before it is prepared goes no further.
     """
 
     def __init__(self, prepare: Callable[[Any], Preparing], inbox: queue.SimpleQueue[Any]) -> None:
@@ -29,10 +29,10 @@ class Preparation:
         self._waiting: dict[str, deque[tuple[int, Preparing]]] = {}  # by client; the first client is next
         self._running = 0  # the request that has its turn; 0: none, because requests are numbered from 1
 
-    def take(self, message: Submit | Embed | Hold | Cancel) -> None:
+    def take(self, message: Submit | Embed | Rank | Hold | Cancel) -> None:
         """Takes a message from the service, in the reader thread."""
         with self._changed:
-            if isinstance(message, Submit | Embed):
+            if isinstance(message, Submit | Embed | Rank):
                 self._waiting.setdefault(message.client, deque()).append((message.request, self._prepare(message)))
                 self._changed.notify()
             elif not (isinstance(message, Cancel) and self._cancel(message.request)):

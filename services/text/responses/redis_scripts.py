@@ -20,7 +20,7 @@ the clocks of the replicas' hosts do not matter; ARGV[1] overrides it in tests a
 
 from __future__ import annotations
 
-_PRELUDE = """
+PRELUDE = """
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -117,7 +117,7 @@ end
 
 # client, id, previous, created, expires, status, runner, background, body, ids of input items, ids of output items,
 # number of input items, limit of running responses (0: not in the background), seconds until stale, items
-ADD = f"""{_PRELUDE}
+ADD = f"""{PRELUDE}
 local client, id, previous, created, expires, status, runner, background, body, given, told = unpack(ARGV, 2, 12)
 local count, most, stale = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 local ttl = math.ceil((tonumber(expires) - now) * 1000)
@@ -155,7 +155,7 @@ return {{'kept', size}}
 """
 
 # client, id, seconds until stale, failure of an orphan
-GET = f"""{_PRELUDE}
+GET = f"""{PRELUDE}
 local client, id = ARGV[2], ARGV[3]
 local found = find(client, id)
 if not found then return {{'none'}} end
@@ -164,14 +164,14 @@ return whole(id)
 """
 
 # client, id
-DELETE = f"""{_PRELUDE}
+DELETE = f"""{PRELUDE}
 if not find(ARGV[2], ARGV[3]) then return {{'none'}} end
 forget(ARGV[2], ARGV[3])
 return {{'gone'}}
 """
 
 # As GET.
-CANCEL = f"""{_PRELUDE}
+CANCEL = f"""{PRELUDE}
 local client, id = ARGV[2], ARGV[3]
 local found = find(client, id)
 if not found then return {{'none'}} end
@@ -185,7 +185,7 @@ return whole(id)
 """
 
 # client, id, kind of list, first index, last index
-LOOK = f"""{_PRELUDE}
+LOOK = f"""{PRELUDE}
 if not find(ARGV[2], ARGV[3]) then return {{'none'}} end
 local answer = {{'found'}}
 for _, text in ipairs(redis.call('LRANGE', key(ARGV[4], ARGV[3]), ARGV[5], ARGV[6])) do answer[#answer + 1] = text end
@@ -193,7 +193,7 @@ return answer
 """
 
 # client, item id
-ITEM = f"""{_PRELUDE}
+ITEM = f"""{PRELUDE}
 local client, name = ARGV[2], ARGV[3]
 local places = key('item', client, name)
 for _, id in ipairs(redis.call('ZREVRANGE', places, 0, -1)) do
@@ -211,7 +211,7 @@ return {{'none'}}
 """
 
 # client, maximum number of responses, maximum bytes
-CONVERSATION = f"""{_PRELUDE}
+CONVERSATION = f"""{PRELUDE}
 local client, current = ARGV[2], ARGV[3]
 local chain, size = {{}}, 0
 while current ~= '' do
@@ -234,7 +234,7 @@ return answer
 """
 
 # id, status, body, ids of output items, index of the first event, number of output items, items, events
-ADVANCE = f"""{_PRELUDE}
+ADVANCE = f"""{PRELUDE}
 local id, status, body, told = unpack(ARGV, 2, 5)
 local first, count = tonumber(ARGV[6]), tonumber(ARGV[7])
 local response = key('response', id)
@@ -257,7 +257,7 @@ return 1
 """
 
 # runner, ids of the responses that it generates
-BEAT = f"""{_PRELUDE}
+BEAT = f"""{PRELUDE}
 local wanted = {{}}
 for at = 3, #ARGV do
   local response = key('response', ARGV[at])
@@ -271,7 +271,7 @@ return wanted
 """
 
 # client, maximum number of responses, maximum bytes, maximum number of deletions
-SWEEP = f"""{_PRELUDE}
+SWEEP = f"""{PRELUDE}
 local client, most, most_bytes, left = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local mine, swept = key('of', client), 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', mine, '-inf', now, 'LIMIT', 0, left)) do

@@ -30,6 +30,8 @@ from redis.exceptions import (
 from services.errors import StoreUnavailable
 from services.settings.setting import SettingError
 from services.text.responses import redis_scripts, store
+from services.text.responses.conversations import ConversationStore
+from services.text.responses.redis_conversations import RedisConversations
 from services.text.responses.response import Event, Item, Response, Status
 from services.text.responses.store import body_of, encode, event_of, failure_of, item_of, response_of
 
@@ -84,6 +86,9 @@ class RedisResponseStore:
         )
         self._conversation, self._advance = map(register, (redis_scripts.CONVERSATION, redis_scripts.ADVANCE))
         self._beat, self._sweep = map(register, (redis_scripts.BEAT, redis_scripts.SWEEP))
+        self.conversations: ConversationStore = RedisConversations(
+            register, self._run, self._seconds, clock, add=self._add, delete=self._delete, look=self._look
+        )
 
     async def close(self) -> None:
         """Closes the connections."""

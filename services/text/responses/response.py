@@ -45,6 +45,7 @@ class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     reasoning_effort: ReasoningEffort = ""
     previous_response_id: str | None = None
+    conversation: str | None = None  # id of the conversation that it continues and extends
     store: bool | None = None  # None only in a request: the operator's setting decides
     background: bool = False
     streamed: bool = False  # background only: events are stored for later streaming
@@ -153,8 +154,8 @@ class ItemReference(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
-def new_id(kind: Literal["resp", "msg", "rs", "fc", "fco"]) -> str:
-    """Returns a new unguessable id for a response, message, reasoning, call or call output."""
+def new_id(kind: Literal["resp", "conv", "msg", "rs", "fc", "fco"]) -> str:
+    """Returns a new unguessable id for a response, conversation, message, reasoning, call or call output."""
     return f"{kind}_{secrets.token_hex(24)}"
 
 

@@ -27,6 +27,7 @@ from services.text.chat import Chat
 from services.text.conversation import AnswerEvent, ChatRequest, Message, ToolCall
 from services.text.manager import TextModels
 from services.text.responses.background import Background
+from services.text.responses.conversations import PREFIX, Conversations
 from services.text.responses.response import (
     Event,
     FunctionCallItem,
@@ -41,7 +42,7 @@ from services.text.responses.response import (
     new_id,
 )
 from services.text.responses.run import Run
-from services.text.responses.store import ResponseStore
+from services.text.responses.store import ResponseStore, gap, not_found
 from services.text.running_answer import Completion
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Responses:
         self._models = models
         self._chat = chat
         self._store = store
+        self.conversations = Conversations(store.conversations if store else None)
         self._background = Background(store) if store else None
         self._sweeping = asyncio.create_task(self._sweep(store)) if store else None
 
@@ -92,17 +94,20 @@ class Responses:
         """
         request = self._admit(request)
         store = self._store if request.settings.store else None
-        if store:
-            await store.check(client)
+        extended = request.settings.conversation
+        if self._store and (store or extended):
+            await self._store.check(client)
         given, chat = await self._prepare(request, client)
         async with self._answering(chat, client, shorten=request.settings.shorten) as (completion, first):
             settings = msgspec.structs.replace(request.settings, tools=chat.tools)
             response = Response(id=new_id("resp"), model=completion.model_id, created=time.time(), settings=settings)
 
             async def keep(ended: Response) -> None:
-                if store:
+                if store or extended:
                     try:
-                        await store.add(client, ended, given)
+                        await self._extend(client, ended, given)  # first: if it fails, the response has failed
+                        if store:
+                            await store.add(client, ended, given)
                     except StoreUnavailable as error:
                         # Not UNAVAILABLE: the gateway would retry, and another replica would generate it again.
                         raise Internal(error.message) from error
@@ -124,7 +129,11 @@ class Responses:
         @asynccontextmanager
         async def running(begun: Response) -> AsyncIterator[Run]:
             async with self._answering(chat, client, shorten=request.settings.shorten) as (completion, first):
-                yield Run(begun, completion, first, None, opening=("in_progress",))  # `Background` stores the result
+
+                async def keep(ended: Response) -> None:  # `Background` stores the response itself
+                    await self._extend(client, ended, given)
+
+                yield Run(begun, completion, first, keep, opening=("in_progress",))
 
         await self._background.start(client, response, given, running)
         return response
@@ -136,19 +145,24 @@ class Responses:
 
     # --- stored responses
 
+    async def check_room(self, client: str) -> None:
+        """Raises InvalidRequest if the client may store nothing more."""
+        if self._store:
+            await self._store.check(client)
+
     async def get(self, response_id: str, client: str) -> Response:
         """Returns the current state of a stored response. Raises ResponseNotFound."""
-        return await self._kept().get(client, response_id)
+        return await self._kept(response_id).get(client, response_id)
 
     async def delete(self, response_id: str, client: str) -> None:
         """Deletes a stored response and stops its generation. Raises ResponseNotFound."""
-        await self._kept().delete(client, response_id)
+        await self._kept(response_id).delete(client, response_id)
         if self._background:
             self._background.stop(response_id)
 
     async def cancel(self, response_id: str, client: str) -> Response:
         """Cancels a background response. Raises ResponseNotFound, or InvalidRequest if it is a synchronous one."""
-        response = await self._kept().cancel(client, response_id)
+        response = await self._kept(response_id).cancel(client, response_id)
         if self._background and response.status == "cancelled":
             self._background.stop(response_id)
         return response
@@ -162,20 +176,8 @@ class Responses:
             ResponseNotFound: the response does not exist.
             InvalidRequest: the limit is out of bounds, or the item `after` does not exist.
         """
-        if not 1 <= limit <= 100:
-            raise InvalidRequest(f"'limit' must be 1 to 100, not {limit}.", param="limit")
-        items = list(await self._kept().input_items(client, response_id))
-        if newest_first:
-            items.reverse()
-        start = 0
-        if after:
-            ids = [item.id for item in items]
-            if after not in ids:
-                raise InvalidRequest(
-                    f"'after' names {after[:80]!r}, which is not an item of the response.", param="after"
-                )
-            start = ids.index(after) + 1
-        return items[start : start + limit], len(items) > start + limit
+        items = await self._kept(response_id).input_items(client, response_id)
+        return page_of(items, newest_first=newest_first, after=after, limit=limit)
 
     async def follow(self, response_id: str, client: str, after: int = -1) -> AsyncIterator[list[tuple[int, Event]]]:
         """Yields the numbered events of a background response after event `after`, until the response has ended.
@@ -184,7 +186,7 @@ class Responses:
             ResponseNotFound: the response does not exist, or was deleted.
             InvalidRequest: its events are not stored.
         """
-        store = self._kept()
+        store = self._kept(response_id)
         while True:
             response = await store.get(client, response_id)  # read before its events, so that none is missed
             if not response.settings.streamed:
@@ -205,9 +207,11 @@ class Responses:
 
     # --- internals
 
-    def _kept(self) -> ResponseStore:
+    def _kept(self, response_id: str = "") -> ResponseStore:
         if self._store is None:
             raise Unsupported(OFF)
+        if response_id.startswith(PREFIX):
+            raise not_found(response_id)
         return self._store
 
     def _admit(self, request: ResponseRequest) -> ResponseRequest:
@@ -230,13 +234,17 @@ class Responses:
             message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
             raise InvalidRequest(message, param="input")
         before: tuple[Item, ...] = ()
-        if settings.previous_response_id:
+        if settings.conversation:
+            before = await self.conversations.items(client, settings.conversation)
+        elif settings.previous_response_id:
             if self._store is None:
                 raise Unsupported(f"'previous_response_id' is not possible: {OFF}", param="previous_response_id")
+            if settings.previous_response_id.startswith(PREFIX):
+                raise gap(settings.previous_response_id, within=False)
             before = await self._store.conversation(client, settings.previous_response_id)
             if current_caller().identity.models:  # a key must not read the output of a model that it may no longer use
                 self._models.check_allowed((await self._store.get(client, settings.previous_response_id)).model)
-        given = tuple([await self._resolved(item, client) for item in request.input])
+        given = await self.resolved(request.input, client)
         if not given and not before:
             raise InvalidRequest("Missing required parameter: 'input'.", param="input")
         chat = ChatRequest(
@@ -253,6 +261,15 @@ class Responses:
         )
         limits.check(chat)
         return given, await self._chat.checked(chat)
+
+    async def _extend(self, client: str, ended: Response, given: tuple[Item, ...]) -> None:
+        """Adds the input and output of a response to its conversation, unless it failed."""
+        if ended.settings.conversation and ended.status in ("completed", "incomplete"):
+            await self.conversations.extend(client, ended.settings.conversation, (*given, *ended.output))
+
+    async def resolved(self, items: Sequence[Item | ItemReference], client: str) -> tuple[Item, ...]:
+        """Returns the items, with references replaced by stored items. Raises InvalidRequest for an unknown one."""
+        return tuple([await self._resolved(item, client) for item in items])
 
     async def _resolved(self, item: Item | ItemReference, client: str) -> Item:
         if not isinstance(item, ItemReference):
@@ -290,6 +307,24 @@ class Responses:
                 swept = await store.sweep()
                 log.log(logging.INFO if swept else logging.DEBUG, "stored responses deleted", extra={"count": swept})
             await asyncio.sleep(SWEEP_SECONDS)
+
+
+def page_of(items: Sequence[Item], *, newest_first: bool, after: str, limit: int) -> tuple[list[Item], bool]:
+    """Returns a page of items, and True if more follow.
+
+    Raises:
+        InvalidRequest: the limit is out of bounds, or the item `after` does not exist.
+    """
+    if not 1 <= limit <= 100:
+        raise InvalidRequest(f"'limit' must be 1 to 100, not {limit}.", param="limit")
+    ordered = list(reversed(items)) if newest_first else list(items)
+    start = 0
+    if after:
+        ids = [item.id for item in ordered]
+        if after not in ids:
+            raise InvalidRequest(f"'after' names {after[:80]!r}, which is not among the items.", param="after")
+        start = ids.index(after) + 1
+    return ordered[start : start + limit], len(ordered) > start + limit
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Message, ...]:

@@ -14,7 +14,9 @@ import msgspec
 
 from services.storage import SharedSqliteFile
 from services.text.responses import store
+from services.text.responses.conversations import ConversationStore
 from services.text.responses.response import Event, Item, Response
+from services.text.responses.sqlite_conversations import SqliteConversations
 from services.text.responses.store import body_of, encode, event_of, item_of, response_of
 
 VERSION = 1
@@ -95,6 +97,7 @@ class SqliteResponseStore:
         self._clock = clock
         self._ticks = ticks
         self._written = 0  # bytes since the last sweep
+        self.conversations: ConversationStore = SqliteConversations(database, self._seconds, clock)
 
     @classmethod
     async def open(

@@ -14,11 +14,12 @@ import msgspec
 
 from services.auth.caller import current_caller
 from services.errors import InvalidRequest, Overloaded, ResponseNotFound
+from services.text.responses.conversations import MAX_BYTES, ConversationStore
 from services.text.responses.response import Event, Failure, Item, Response
 
 DAY = 86_400.0
 MAX_CHAIN = 1_000  # responses that one response may continue, directly and indirectly
-MAX_CHAIN_BYTES = 32 * 1024 * 1024  # of all their stored content
+MAX_CHAIN_BYTES = MAX_BYTES  # of all their stored content
 MAX_BACKGROUND = 32  # queued or running background responses per client
 MAX_STORED = 100_000  # responses per client; the oldest beyond this are deleted
 MAX_STORED_BYTES = 4 * 1024 * 1024 * 1024  # bytes per client; the oldest beyond this are deleted
@@ -38,6 +39,8 @@ ORPHANED = Failure(code="INTERNAL", message="the replica that made the response 
 
 class ResponseStore(Protocol):
     """The stored responses of all clients. Every method may raise an AllmError of the store itself."""
+
+    conversations: ConversationStore
 
     async def close(self) -> None:
         """Closes the file or the connections."""

@@ -398,8 +398,36 @@ def test_a_limit_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         inspect(local(tmp_path), "safetensors")
 
 
-def test_a_model_that_ranks_is_refused(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "m.gguf", entry("bert.pooling_type", 4, 4), architecture="bert")
-    with pytest.raises(Unsupported, match="ranks texts") as caught:
+def test_a_gguf_file_that_ranks_is_a_reranker_unless_it_needs_token_types(tmp_path: Path) -> None:
+    ranks = entry("bert.pooling_type", 4, 4)
+    write_gguf(tmp_path / "m.gguf", ranks, architecture="bert")
+    assert inspect(local(tmp_path), "gguf").capabilities == {"rerank"}
+    write_gguf(tmp_path / "m.gguf", ranks, entry("tokenizer.ggml.token_type_count", 4, 2), architecture="bert")
+    with pytest.raises(Unsupported, match="token types") as caught:
         inspect(local(tmp_path), "gguf")
     assert caught.value.http_status == 400
+
+
+def test_classifiers_of_one_label_and_decoders_that_answer_yes_or_no_rerank(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cross = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    qwen = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    for config, capabilities in [
+        (cross | {"id2label": {"0": "LABEL_0"}}, {"rerank"}),
+        (cross | {"num_labels": 1}, {"rerank"}),
+        (cross | {"id2label": {"0": "no", "1": "yes"}}, set()),
+        (cross, set()),
+        (qwen, {"chat"}),
+        (qwen | {"is_original_qwen3_reranker": True}, {"rerank"}),
+    ]:
+        with case(config=config):
+            folder = write_text_model(tmp_path_factory.mktemp("case"), **config)
+            assert inspect(local(folder), "safetensors").capabilities == capabilities
+    folder = write_text_model(tmp_path_factory.mktemp("case"), **qwen)
+    (folder / "1_LogitScore").mkdir()
+    write_json(folder / "1_LogitScore" / "config.json", {"true_token_id": 9, "false_token_id": 7})
+    kinds = {"": "Transformer", "1_LogitScore": "LogitScore"}
+    write_json(folder / "modules.json", [{"path": path, "type": f"a.{kind}"} for path, kind in kinds.items()])
+    found = inspect(local(folder), "safetensors")
+    assert (found.capabilities, "1_LogitScore/config.json" in paths(found)) == ({"rerank"}, True)

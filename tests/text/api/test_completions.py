@@ -77,7 +77,6 @@ def test_impossible_values_are_refused_by_name() -> None:
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"echo": True, "logprobs": 1}, "echo"),
-        ({"suffix": "end"}, "suffix"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"seed": 2**63}, "seed"),

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!allm/openai/v1/text_service.proto\x12\x0e\x61llm.openai.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto2\xae\x02\n\x0bTextService\x12\x65\n\x14\x43reateChatCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19\"\x14/v1/chat/completions:\x01*0\x01\x12\\\n\x10\x43reateCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\"\x0f/v1/completions:\x01*0\x01\x12Z\n\x0f\x43reateEmbedding\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x19\x82\xd3\xe4\x93\x02\x13\"\x0e/v1/embeddings:\x01*0\x01\x42J\n\x11\x61i.allm.openai.v1P\x01Z3github.com/allm/allm/gen/go/allm/openai/v1;openaiv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!allm/openai/v1/text_service.proto\x12\x0e\x61llm.openai.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto2\xe7\x03\n\x0bTextService\x12\x65\n\x14\x43reateChatCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19\"\x14/v1/chat/completions:\x01*0\x01\x12\\\n\x10\x43reateCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\"\x0f/v1/completions:\x01*0\x01\x12Z\n\x0f\x43reateEmbedding\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x19\x82\xd3\xe4\x93\x02\x13\"\x0e/v1/embeddings:\x01*0\x01\x12\x64\n\x0c\x43reateRerank\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"&\x82\xd3\xe4\x93\x02 \"\n/v1/rerank:\x01*Z\x0f\"\n/v2/rerank:\x01*0\x01\x12Q\n\x0b\x43reateScore\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/v1/score:\x01*0\x01\x42J\n\x11\x61i.allm.openai.v1P\x01Z3github.com/allm/allm/gen/go/allm/openai/v1;openaiv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TEXTSERVICE'].methods_by_name['CreateCompletion']._serialized_options = b'\202\323\344\223\002\024\"\017/v1/completions:\001*'
   _globals['_TEXTSERVICE'].methods_by_name['CreateEmbedding']._loaded_options = None
   _globals['_TEXTSERVICE'].methods_by_name['CreateEmbedding']._serialized_options = b'\202\323\344\223\002\023\"\016/v1/embeddings:\001*'
+  _globals['_TEXTSERVICE'].methods_by_name['CreateRerank']._loaded_options = None
+  _globals['_TEXTSERVICE'].methods_by_name['CreateRerank']._serialized_options = b'\202\323\344\223\002 \"\n/v1/rerank:\001*Z\017\"\n/v2/rerank:\001*'
+  _globals['_TEXTSERVICE'].methods_by_name['CreateScore']._loaded_options = None
+  _globals['_TEXTSERVICE'].methods_by_name['CreateScore']._serialized_options = b'\202\323\344\223\002\016\"\t/v1/score:\001*'
   _globals['_TEXTSERVICE']._serialized_start=111
-  _globals['_TEXTSERVICE']._serialized_end=413
+  _globals['_TEXTSERVICE']._serialized_end=598
 # @@protoc_insertion_point(module_scope)

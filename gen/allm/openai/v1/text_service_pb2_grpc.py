@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TextServiceStub:
-    """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead.
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
     """
 
     def __init__(self, channel):
@@ -50,10 +51,21 @@ class TextServiceStub:
                 request_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.CreateRerank = channel.unary_stream(
+                '/allm.openai.v1.TextService/CreateRerank',
+                request_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.CreateScore = channel.unary_stream(
+                '/allm.openai.v1.TextService/CreateScore',
+                request_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
 
 
 class TextServiceServicer:
-    """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead.
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
     """
 
     def CreateChatCompletion(self, request, context):
@@ -77,6 +89,20 @@ class TextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateRerank(self, request, context):
+        """POST /v1/rerank and /v2/rerank, in Cohere's and Jina's form: ranks documents by their relevance to a query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateScore(self, request, context):
+        """POST /v1/score, in vLLM's form: scores pairs of texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TextServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +121,16 @@ def add_TextServiceServicer_to_server(servicer, server):
                     request_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             ),
+            'CreateRerank': grpc.unary_stream_rpc_method_handler(
+                    servicer.CreateRerank,
+                    request_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'CreateScore': grpc.unary_stream_rpc_method_handler(
+                    servicer.CreateScore,
+                    request_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'allm.openai.v1.TextService', rpc_method_handlers)
@@ -104,7 +140,8 @@ def add_TextServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TextService:
-    """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead.
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
     """
 
     @staticmethod
@@ -176,6 +213,60 @@ class TextService:
             request,
             target,
             '/allm.openai.v1.TextService/CreateEmbedding',
+            google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateRerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/allm.openai.v1.TextService/CreateRerank',
+            google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateScore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/allm.openai.v1.TextService/CreateScore',
             google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
             options,

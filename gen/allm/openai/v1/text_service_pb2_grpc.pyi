@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TextServiceStub:
-    """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,10 +41,16 @@ class TextServiceStub:
     """POST /v1/completions, the older interface: continues a text. Returns one JSON body, or server-sent events."""
     CreateEmbedding: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
     """POST /v1/embeddings: returns one JSON body, split into several messages if it is long."""
+    CreateRerank: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
+    """POST /v1/rerank and /v2/rerank, in Cohere's and Jina's form: ranks documents by their relevance to a query."""
+    CreateScore: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
+    """POST /v1/score, in vLLM's form: scores pairs of texts."""
 
 @_typing.type_check_only
 class TextServiceAsyncStub(TextServiceStub):
-    """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChatCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
@@ -51,9 +59,15 @@ class TextServiceAsyncStub(TextServiceStub):
     """POST /v1/completions, the older interface: continues a text. Returns one JSON body, or server-sent events."""
     CreateEmbedding: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """POST /v1/embeddings: returns one JSON body, split into several messages if it is long."""
+    CreateRerank: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """POST /v1/rerank and /v2/rerank, in Cohere's and Jina's form: ranks documents by their relevance to a query."""
+    CreateScore: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """POST /v1/score, in vLLM's form: scores pairs of texts."""
 
 class TextServiceServicer(metaclass=_abc_1.ABCMeta):
-    """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
+    """OpenAI's text endpoints, and those for reranking, called by the gateway's transcoder. gRPC clients use allm.text.v1
+    instead.
+    """
 
     @_abc_1.abstractmethod
     def CreateChatCompletion(
@@ -78,5 +92,21 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """POST /v1/embeddings: returns one JSON body, split into several messages if it is long."""
+
+    @_abc_1.abstractmethod
+    def CreateRerank(
+        self,
+        request: _httpbody_pb2.HttpBody,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """POST /v1/rerank and /v2/rerank, in Cohere's and Jina's form: ranks documents by their relevance to a query."""
+
+    @_abc_1.abstractmethod
+    def CreateScore(
+        self,
+        request: _httpbody_pb2.HttpBody,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """POST /v1/score, in vLLM's form: scores pairs of texts."""
 
 def add_TextServiceServicer_to_server(servicer: TextServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""The facade for POST /v1/chat/completions, /v1/completions and /v1/embeddings."""
+"""The facade for POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank and /v1/score."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from services.text.api.chat.openai import ChunkWriter, completion_object
 from services.text.api.chat.openai_request import read_request
 from services.text.api.completions import Completions, create_completion
 from services.text.api.embeddings import Embeddings, create_embedding
+from services.text.api.rerank import Reranking, create_rerank, create_score
 from services.text.chat import Chat
 from services.text.manager import TextModels
 from services.text.running_answer import Completion
@@ -23,11 +24,19 @@ from services.text.running_answer import Completion
 class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     """The REST facade of the text service."""
 
-    def __init__(self, models: TextModels, chat: Chat, completions: Completions, embeddings: Embeddings) -> None:
+    def __init__(
+        self,
+        models: TextModels,
+        chat: Chat,
+        completions: Completions,
+        embeddings: Embeddings,
+        reranking: Reranking,
+    ) -> None:
         self._models = models
         self._chat = chat
         self._completions = completions
         self._embeddings = embeddings
+        self._reranking = reranking
 
     @facade(operation="chat")
     async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
@@ -63,6 +72,20 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     ) -> None:
         """Computes embedding vectors of the inputs."""
         await create_embedding(self._models, self._embeddings, request, call)
+
+    @facade(operation="rerank")
+    async def CreateRerank(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """Ranks documents by their relevance to a query."""
+        await create_rerank(self._models, self._reranking, request, call)
+
+    @facade(operation="rerank")
+    async def CreateScore(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """Scores pairs of texts."""
+        await create_score(self._models, self._reranking, request, call)
 
 
 async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:

@@ -74,6 +74,7 @@ def response_object(response: Response) -> dict[str, Any]:
         "output": [item_object(item) for item in response.output],
         "parallel_tool_calls": settings.parallel_tool_calls,
         "previous_response_id": settings.previous_response_id,
+        "conversation": {"id": settings.conversation} if settings.conversation else None,
         "prompt_cache_key": settings.prompt_cache_key,
         "reasoning": {"effort": settings.reasoning_effort or None, "summary": settings.summary},
         "safety_identifier": settings.safety_identifier,
@@ -266,8 +267,8 @@ class ReferenceBody(msgspec.Struct):
     id: str
 
 
-def items_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Item | ItemReference, ...]:
-    """Converts a request's input to the core's items; a string becomes a user message.
+def items_of(given: str | Sequence[Mapping[str, Any]], param: str = "input") -> tuple[Item | ItemReference, ...]:
+    """Converts a request's input to the core's items; a string becomes a user message. `param`: its name in errors.
 
     Raises:
         InvalidRequest: an item does not match its type; the error names its path.
@@ -275,7 +276,7 @@ def items_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Item | ItemRefer
     """
     if isinstance(given, str):
         return (MessageItem(id=new_id("msg"), role="user", content=(Part(text=given),)),)
-    return tuple(_read_item(one, f"input[{at}]") for at, one in enumerate(given))
+    return tuple(_read_item(one, f"{param}[{at}]") for at, one in enumerate(given))
 
 
 def _read_item(given: Mapping[str, Any], param: str) -> Item | ItemReference:

@@ -72,6 +72,12 @@ class TextOptions(msgspec.Struct):
     verbosity: str | None = None
 
 
+class ConversationBody(msgspec.Struct):
+    """A conversation, as responses name it."""
+
+    id: str
+
+
 class PromptCacheOptions(msgspec.Struct):
     """Prompt cache options that change the answer, declared only to be rejected.
 
@@ -96,6 +102,7 @@ class ResponseBody(SamplingBody, kw_only=True):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationBody | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -109,7 +116,6 @@ class ResponseBody(SamplingBody, kw_only=True):
     user: str | None = None
 
     service_tier: str | None = None
-    conversation: Any = None
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
@@ -129,7 +135,10 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
     """
     request = body.decode(raw, ResponseBody, {"input": MAX_MESSAGES})
     _refuse_unsupported(request)
-    if request.input is None and request.previous_response_id is None:
+    if request.conversation is not None and request.previous_response_id is not None:
+        message = "'conversation' and 'previous_response_id' exclude each other: both say what comes before."
+        raise InvalidRequest(message, param="conversation")
+    if request.input is None and request.previous_response_id is None and request.conversation is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
@@ -163,6 +172,7 @@ def _settings(request: ResponseBody) -> ResponseSettings:
         logprobs=(top or 0) if check_include(request.include) or top else None,
         reasoning_effort=reasoning.effort or "",
         previous_response_id=request.previous_response_id,
+        conversation=_conversation(request),
         store=request.store,
         background=bool(request.background),
         streamed=bool(request.background and request.stream),
@@ -177,6 +187,11 @@ def _settings(request: ResponseBody) -> ResponseSettings:
     )
 
 
+def _conversation(request: ResponseBody) -> str | None:
+    given = request.conversation
+    return given.id if isinstance(given, ConversationBody) else given
+
+
 def _refuse_unsupported(request: ResponseBody) -> None:
     """Rejects unsupported parameters, except those whose value has no effect."""
     reasoning, text = request.reasoning or ReasoningOptions(), request.text or TextOptions()
@@ -184,7 +199,6 @@ def _refuse_unsupported(request: ResponseBody) -> None:
     refuse_others(
         (
             ("service_tier", request.service_tier, ("auto", "default")),
-            ("conversation", request.conversation, ()),
             ("prompt", request.prompt, ()),
             ("context_management", request.context_management, ([],)),
             ("moderation", request.moderation, ()),

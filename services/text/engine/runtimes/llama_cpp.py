@@ -285,7 +285,14 @@ class LlamaEngine:
             bos=self._special(llama_cpp.llama_vocab_bos(self._vocab)),
             eos=self._special(llama_cpp.llama_vocab_eos(self._vocab)),
             add_bos=llama_cpp.llama_vocab_get_add_bos(self._vocab),
+            infill=self._infill(),
         )
+
+    def _infill(self) -> tuple[int, int, int] | None:
+        """Returns the tokens that the header names for filling in, or that llama.cpp knows by their names."""
+        names = ("pre", "suf", "mid")
+        first, second, last = (int(getattr(llama_cpp, f"llama_vocab_fim_{name}")(self._vocab)) for name in names)
+        return (first, second, last) if min(first, second, last) >= 0 else None
 
     def _special(self, token: int) -> str:
         return self._text_of(token, special=True).decode(errors="replace") if token >= 0 else ""

@@ -1,4 +1,4 @@
-"""The `llama_cpp` runtime for embedding models: GGUF through llama-cpp-python's low-level API.
+"""The `llama_cpp` runtime for embedding models and rerankers: GGUF through llama-cpp-python's low-level API.
 
 Every input of a batch is a separate sequence. llama.cpp pools it as the file's header says, or by the mean over its
 tokens if the header says nothing. llama.cpp pools only within one graph, so a graph has room for a whole batch and for
@@ -7,7 +7,9 @@ the longest input.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
@@ -20,17 +22,20 @@ from services.worker.messages import EngineError
 
 BATCH_INPUTS = 256  # llama.cpp's number of sequence ids
 DEFAULT_LIMIT = 8192  # maximum tokens of an input with `context_tokens=0`; a graph has room for all of them
-_POOLINGS = {
-    llama_cpp.LLAMA_POOLING_TYPE_MEAN,
-    llama_cpp.LLAMA_POOLING_TYPE_CLS,
-    llama_cpp.LLAMA_POOLING_TYPE_LAST,
-}
 
 
 class LlamaEncoder:
     """An embedding model in a llama.cpp context. Only `tokenize` is thread-safe."""
 
     normalised = True  # GGUF headers do not say; llama.cpp's own server does the same
+    poolings: frozenset[int] = frozenset(
+        (
+            llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+            llama_cpp.LLAMA_POOLING_TYPE_CLS,
+            llama_cpp.LLAMA_POOLING_TYPE_LAST,
+        )
+    )
+    purpose = "embed"
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads the model.
@@ -49,17 +54,25 @@ class LlamaEncoder:
         self._batch = llama_cpp.llama_batch_init(self._room, 0, 1)
         self.ready = EncoderReady(
             context_tokens=limit,
-            dimensions=llama_cpp.llama_model_n_embd_out(self._model),
+            dimensions=self._dimensions(),
             vocabulary=llama_cpp.llama_vocab_n_tokens(self._vocab),
         )
         self.encode([np.zeros(1, np.int32)])  # the first batch pays for page faults and allocations
 
+    def _dimensions(self) -> int:
+        """Returns the length of the pooled vectors."""
+        return int(llama_cpp.llama_model_n_embd_out(self._model))
+
     def tokenize(self, text: str) -> Tokens:
         """Returns the token ids of an input, with the special tokens around it."""
+        return self._ids(text, around=True)
+
+    def _ids(self, text: str, *, around: bool) -> Tokens:
+        """Tokenizes a text, with or without special tokens around it."""
         data = text.encode()
         room = len(data) + 8
         tokens = (llama_cpp.llama_token * room)()
-        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, around, True)
         if count < 0:
             raise EngineError("INVALID_REQUEST", f"an input of {len(data)} bytes cannot be tokenized", "input")
         return np.ctypeslib.as_array(tokens)[:count].astype(np.int32)
@@ -88,7 +101,11 @@ class LlamaEncoder:
             raise RuntimeError(f"llama_decode failed with {result}")
         for sequence in range(len(inputs)):
             pooled = llama_cpp.llama_get_embeddings_seq(self._context, sequence)
-            vectors[sequence] = np.ctypeslib.as_array(pooled, (self.ready.dimensions,))
+            vectors[sequence] = self._finished(np.ctypeslib.as_array(pooled, (self._dimensions(),)))
+
+    def _finished(self, pooled: Vectors) -> Vectors:
+        """Converts what llama.cpp has pooled for one input [dimensions] to its vector."""
+        return pooled
 
     def _fill(self, inputs: Sequence[Tokens]) -> None:
         batch, at = self._batch, 0
@@ -105,11 +122,11 @@ class LlamaEncoder:
     def _new_context(self, options: EngineOptions, limit: int) -> Any:
         created = self._create(options, limit, llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
         pooling = llama_cpp.llama_pooling_type(created)
-        if pooling == llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        if pooling == llama_cpp.LLAMA_POOLING_TYPE_NONE and llama_cpp.LLAMA_POOLING_TYPE_MEAN in self.poolings:
             llama_cpp.llama_free(created)
             return self._create(options, limit, llama_cpp.LLAMA_POOLING_TYPE_MEAN)
-        if pooling not in _POOLINGS:
-            message = f"{options.model_id} does not embed: its pooling_type is {pooling}"
+        if pooling not in self.poolings:
+            message = f"{options.model_id} does not {self.purpose}: its pooling_type is {pooling}"
             raise EngineError("UNSUPPORTED", message)
         return created
 
@@ -128,3 +145,61 @@ class LlamaEncoder:
             message = f"no memory for inputs of {limit} tokens (ALLM_CONTEXT_TOKENS): {last_error()}"
             raise EngineError("OUT_OF_MEMORY", message)
         return created
+
+
+class LlamaReranker(LlamaEncoder):
+    """A reranker in a llama.cpp context: its pooling type is rank. Only `pair` is thread-safe.
+
+    A pair is written by the header's template named `rerank`, else with the special tokens that the vocabulary puts
+    around one text and between two.
+    """
+
+    normalised = False
+    poolings = frozenset((llama_cpp.LLAMA_POOLING_TYPE_RANK,))
+    purpose = "rerank"
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model. Raises as LlamaEncoder, and UNSUPPORTED for a classifier of several labels."""
+        self._yes = 0  # the label whose probability is the relevance
+        super().__init__(options, progress)
+        template = llama_cpp.llama_model_chat_template(self._model, b"rerank")
+        self._template = template.decode() if template else ""
+        labels = [llama_cpp.llama_model_cls_label(self._model, at) for at in range(self._dimensions())]
+        if len(labels) > 1:
+            if sorted(labels) != [b"no", b"yes"]:
+                raise EngineError("UNSUPPORTED", f"{options.model_id} has {len(labels)} labels; a reranker has one")
+            self._yes = labels.index(b"yes")
+        self.ready = replace(self.ready, dimensions=1)
+
+    def _dimensions(self) -> int:
+        return int(llama_cpp.llama_model_n_cls_out(self._model))
+
+    def pair(self, query: str, document: str, document_tokens: int) -> Tokens:
+        """Returns the input of a query and a document, of which `document_tokens` are kept; 0: all."""
+        last = self._ids(document, around=False) if document_tokens or not self._template else np.zeros(0, np.int32)
+        kept = last[:document_tokens] if document_tokens else last
+        if self._template:
+            text = document if len(kept) == len(last) else self._text(kept)
+            before, _, after = self._template.partition("{document}")
+            written = before.replace("{query}", query) + text + after.replace("{query}", query)
+            return self._ids(written, around=False)
+        vocab, ask = self._vocab, llama_cpp
+        start = [ask.llama_vocab_bos(vocab)] if ask.llama_vocab_get_add_bos(vocab) else []
+        end = [ask.llama_vocab_eos(vocab)] if ask.llama_vocab_get_add_eos(vocab) else []
+        between = [ask.llama_vocab_sep(vocab)] if ask.llama_vocab_get_add_sep(vocab) else []
+        parts = (start, self._ids(query, around=False), end + between, kept, end or between)
+        return np.concatenate([np.asarray(part, np.int32) for part in parts])
+
+    def _text(self, tokens: Tokens) -> str:
+        """Returns the text of tokens; characters that they cut in two are left out."""
+        ids = (llama_cpp.llama_token * len(tokens))(*tokens.tolist())
+        room = len(tokens) * 256
+        data = ctypes.create_string_buffer(room)
+        count = llama_cpp.llama_detokenize(self._vocab, ids, len(tokens), data, room, False, False)
+        return data.raw[: max(0, count)].decode(errors="ignore")
+
+    def _finished(self, pooled: Vectors) -> Vectors:
+        if len(pooled) > 1:  # llama.cpp has applied softmax to yes and no
+            return pooled[self._yes : self._yes + 1]
+        relevance: Vectors = (1 / (1 + np.exp(-pooled))).astype(np.float32)
+        return relevance

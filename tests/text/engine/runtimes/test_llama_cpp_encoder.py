@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from services.text.engine.embedding_loop import Vectors
-from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder
+from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder, LlamaReranker
 from services.worker.messages import EngineError
 from tests.demo_model import demo_model
 from tests.late import late
 from tests.minilm import SIZE, minilm, write_gguf
 from tests.text.engine.session import options
 
+safetensors_numpy = late("safetensors.numpy")
+torch = late("torch")
 torch_encoder = late("services.text.engine.runtimes.torch.encoder")
+transformers = late("transformers")
 
 TEXTS = [
     "A man is eating food.",
@@ -95,6 +98,41 @@ def test_a_model_that_ranks_is_refused(tmp_path: Path) -> None:
         load(write_gguf(tmp_path / "m.gguf", pooling=4))
     assert caught.value.code == "UNSUPPORTED"
     assert "does not embed" in caught.value.message
+
+
+def test_a_reranker_scores_as_transformers_does(tmp_path: Path) -> None:
+    """BERT's head, sigmoid(w tanh(pooler first)). All tokens have the first type, as in XLM-RoBERTa."""
+    random = np.random.default_rng(1)
+    head = {
+        "cls.weight": safetensors_numpy.load_file(minilm() / "model.safetensors")["pooler.dense.weight"],
+        "cls.bias": safetensors_numpy.load_file(minilm() / "model.safetensors")["pooler.dense.bias"],
+        "cls.output.weight": random.standard_normal((1, SIZE)),
+        "cls.output.bias": random.standard_normal(1),
+    }
+    given = options(write_gguf(tmp_path / "m.gguf", 4, types=1, more=head), context_tokens=0, threads=1)
+    reranker = LlamaReranker(given, lambda _: None)
+    assert (reranker.ready.dimensions, reranker.normalised) == (1, False)
+    pairs = [reranker.pair(TEXTS[0], text, 0) for text in TEXTS]
+    with torch.inference_mode():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
+        model = transformers.AutoModel.from_pretrained(minilm())
+        expected = []
+        for text, pair in zip(TEXTS, pairs, strict=True):
+            inputs = tokenizer(TEXTS[0], text, return_tensors="pt")
+            assert inputs["input_ids"][0].tolist() == pair.tolist()
+            inputs["token_type_ids"] *= 0
+            pooled = model(**inputs).pooler_output[0].numpy()
+            logit = float(head["cls.output.weight"][0] @ pooled + head["cls.output.bias"][0])
+            expected.append(1 / (1 + np.exp(-logit)))
+    scores = reranker.encode(pairs)
+    assert scores[:, 0] == pytest.approx(np.array(expected), abs=1e-3)
+    assert reranker.pair("a", "b c d e", 2).tolist() == reranker.pair("a", "b c", 0).tolist()
+
+
+def test_a_model_that_embeds_does_not_rerank(path: Path) -> None:
+    with pytest.raises(EngineError, match="does not rerank") as caught:
+        LlamaReranker(options(path, context_tokens=0, threads=1), lambda _: None)
+    assert caught.value.code == "UNSUPPORTED"
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from services.text.engine.embedding_loop import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
 from services.text.engine.runtimes.torch.executor import rank_device
-from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
+from services.text.engine.runtimes.torch.recipe import read_recipe
 from services.worker.messages import EngineError
 
 Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # hidden, lengths -> [inputs, size], float32
@@ -97,22 +97,28 @@ class TorchEncoder:
         self._device = rank_device(options, 0)
         folder = Path(options.path)
         config = _config(folder)
-        self._recipe = read_recipe(folder, decoder=_writes(config))
-        self._pool = POOLS[self._recipe.pooling]
-        self._model = _load(folder, config, _precision(options, config, self._device), self._device)
-        self._layers = [_linear(layer.weights, layer.activation, self._device) for layer in self._recipe.layers]
+        self._decodes = is_decoder(config)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self._padding = self._tokenizer.pad_token_id or 0
+        self._model, most = self._open(folder, config, _precision(options, config, self._device))
         progress(1.0)
-        limit = _limit(self._model, self._recipe, self._tokenizer)
+        limit = _limit(self._model.base_model, most, self._tokenizer)
         self._worth = _WORTH_CPU if self._device.type == "cpu" else _WORTH_GPU
-        self.normalised = self._recipe.normalised
         vocabulary = self._model.get_input_embeddings().num_embeddings
         # The first vector pays for page faults and allocations, and gives the length of vectors.
         dimensions = self._compute([np.zeros(min(limit, 8), np.int32) + self._any_token()]).shape[1]
         self.ready = EncoderReady(
             context_tokens=min(limit, options.context_tokens or limit), dimensions=dimensions, vocabulary=vocabulary
         )
+
+    def _open(self, folder: Path, config: PreTrainedConfig, precision: torch.dtype) -> tuple[Any, int]:
+        """Loads the model. Returns it with the limit of an input that the publishers set, or 0. Raises EngineError."""
+        recipe = self._recipe = read_recipe(folder, decoder=self._decodes)
+        self._pool = POOLS[recipe.pooling]
+        model = load(folder, config, AutoModel, precision, self._device)
+        self._layers = [_linear(layer.weights, layer.activation, self._device) for layer in recipe.layers]
+        self.normalised = recipe.normalised
+        return model, recipe.max_tokens
 
     def tokenize(self, text: str) -> Tokens:
         """Returns the token ids of an input, with the special tokens around it."""
@@ -142,20 +148,29 @@ class TorchEncoder:
     def _compute(self, inputs: Sequence[Tokens]) -> Vectors:
         """Computes the vectors [inputs, dimensions] of one group."""
         lengths = torch.tensor([len(tokens) for tokens in inputs])
-        ids = torch.full((len(inputs), int(lengths.max())), self._padding)
-        for row, tokens in enumerate(inputs):
-            ids[row, : len(tokens)] = torch.from_numpy(tokens)
+        width = int(lengths.max())
         mask = None  # attention needs none if nothing is padded
-        if int(lengths.min()) < ids.shape[1]:
-            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(self._device)
-        ids, lengths = ids.to(self._device), lengths.to(self._device)
-        more = {"use_cache": False} if _writes(self._model.config) else {}
-        hidden = self._model(input_ids=ids, attention_mask=mask, **more).last_hidden_state
-        vectors = self._pool(hidden, lengths)
-        for layer in self._layers:
-            vectors = layer(vectors)
+        if int(lengths.min()) < width:
+            mask = (torch.arange(width) < lengths[:, None]).long().to(self._device)
+        more: dict[str, Any] = {"use_cache": False} if self._decodes else {}
+        more["input_ids"] = self._padded([tokens if tokens.ndim == 1 else tokens[:, 0] for tokens in inputs], width)
+        vectors = self._vectors(inputs, lengths.to(self._device), attention_mask=mask, **more)
         pooled: Vectors = vectors.float().cpu().numpy()
         return pooled
+
+    def _vectors(self, inputs: Sequence[Tokens], lengths: torch.Tensor, **given: Any) -> torch.Tensor:
+        """Computes the vectors [inputs, dimensions]; `given`: the arguments of the model."""
+        vectors = self._pool(self._model(**given).last_hidden_state, lengths)
+        for layer in self._layers:
+            vectors = layer(vectors)
+        return vectors
+
+    def _padded(self, rows: Sequence[Tokens], width: int, padding: int | None = None) -> torch.Tensor:
+        """Returns the rows as one tensor [rows, width], padded at the end."""
+        padded = torch.full((len(rows), width), self._padding if padding is None else padding)
+        for row, numbers in enumerate(rows):
+            padded[row, : len(numbers)] = torch.from_numpy(numbers)
+        return padded.to(self._device)
 
     def _any_token(self) -> int:
         """Returns a token that is not padding, because some models compute positions from padding."""
@@ -176,13 +191,16 @@ def _config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def _writes(config: PreTrainedConfig) -> bool:
+def is_decoder(config: PreTrainedConfig) -> bool:
     """Returns True if the architecture is a decoder, which has a key-value cache."""
     return hasattr(config, "num_key_value_heads") and getattr(config, "model_type", "") != "eurobert"
 
 
-def _load(folder: Path, config: PreTrainedConfig, precision: torch.dtype, device: torch.device) -> Any:
-    kind: Any = AutoModel._model_mapping.get(type(config), None)
+def load(
+    folder: Path, config: PreTrainedConfig, auto: Any, precision: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """Loads the weights into the class that `auto`, such as AutoModel, has for a configuration. Raises EngineError."""
+    kind: Any = auto._model_mapping.get(type(config), None)
     if kind is None:
         raise EngineError("UNSUPPORTED", f"transformers has no model for {config.model_type!r}")
     more: dict[str, Any] = {}
@@ -207,7 +225,8 @@ def _load(folder: Path, config: PreTrainedConfig, precision: torch.dtype, device
     if lacking:
         first = ", ".join(lacking[:3])
         raise EngineError("MODEL_INVALID", f"{len(lacking)} tensors of the model are missing or misshapen: {first}")
-    return model.to(device).eval()
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
 
 
 def _precision(options: EngineOptions, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
@@ -234,7 +253,7 @@ def _linear(weights: Path, activation: str, device: torch.device) -> Callable[[t
     return layer
 
 
-def _limit(model: Any, recipe: Recipe, tokenizer: Any) -> int:
+def _limit(model: Any, most: int, tokenizer: Any) -> int:
     """Returns the maximum tokens of an input: the minimum of all limits that the model names."""
     values = [getattr(model.config, name, None) for name in _PLACES]
     places = next((value for value in values if isinstance(value, int)), 0)
@@ -242,5 +261,5 @@ def _limit(model: Any, recipe: Recipe, tokenizer: Any) -> int:
     padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
     if places and padding is not None:
         places -= padding + 1
-    limits = [limit for limit in (places, recipe.max_tokens, tokenizer.model_max_length) if limit > 0]
+    limits = [limit for limit in (places, most, tokenizer.model_max_length) if limit > 0]
     return min(limits) if limits else DEFAULT_LIMIT

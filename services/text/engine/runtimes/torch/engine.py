@@ -88,6 +88,7 @@ class SafetensorsEngine(VocabularySpeaker):
             bos=self._vocabulary.bos,
             eos=self._vocabulary.eos,
             add_bos=self._vocabulary.add_bos,
+            infill=self._vocabulary.infill,
         )
         self._warm_up()
 

@@ -19,6 +19,7 @@ POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 _NAMES = {"lasttoken": "last"}
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
 _MAX_FILE = 1024 * 1024  # bytes
+_QWEN_PROMPT = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +65,50 @@ def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
             raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has a step {kind!r}, which is not known")
     if not pooling:
         raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has no step that pools")
-    path = folder / "sentence_bert_config.json"
-    more = _read(path, dict) if path.exists() else {}
-    limit = more.get("max_seq_length")
     return Recipe(
         pooling=pooling,
         layers=tuple(layers),
         normalised=normalised,
-        lower=more.get("do_lower_case") is True,
-        max_tokens=limit if type(limit) is int and limit > 0 else 0,
+        lower=_inputs(folder).get("do_lower_case") is True,
+        max_tokens=input_limit(folder),
     )
+
+
+def input_limit(folder: Path) -> int:
+    """Returns the most tokens of an input that the publishers allow, or 0. Raises EngineError."""
+    limit = _inputs(folder).get("max_seq_length")
+    return limit if type(limit) is int and limit > 0 else 0
+
+
+def logit_tokens(folder: Path) -> tuple[int, int] | None:
+    """Returns the tokens of a decoder's answers yes and no, as the module LogitScore names them; None without it.
+
+    Raises:
+        EngineError: UNSUPPORTED if there is no token for no, MODEL_INVALID for unreadable files.
+    """
+    modules = _read(folder / "modules.json", list) if (folder / "modules.json").exists() else []
+    for kind, where in map(_module, modules):
+        if kind == "LogitScore":
+            config = _read(folder / where / "config.json", dict)
+            yes, no = config.get("true_token_id"), config.get("false_token_id")
+            if type(yes) is not int or type(no) is not int:
+                raise EngineError("UNSUPPORTED", f"{folder.name} does not name one token for yes and one for no")
+            return yes, no
+    return None
+
+
+def is_qwen_reranker(folder: Path) -> bool:
+    """Reports whether a decoder gets Qwen3-Reranker's prompt: config.json or a chat template says so."""
+    if _read(folder / "config.json", dict).get("is_original_qwen3_reranker") is True:
+        return True
+    files = (folder / name for name in ("chat_template.jinja", "tokenizer_config.json"))
+    return any(_QWEN_PROMPT in path.read_text("utf-8")[:_MAX_FILE] for path in files if path.exists())
+
+
+def _inputs(folder: Path) -> dict[str, Any]:
+    path = folder / "sentence_bert_config.json"
+    found: dict[str, Any] = _read(path, dict) if path.exists() else {}
+    return found
 
 
 def _module(module: Any) -> tuple[str, str]:

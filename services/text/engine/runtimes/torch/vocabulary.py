@@ -38,6 +38,15 @@ _END_NAMES = frozenset(
 _GOES_ON = {"<|end|>": "<|return|>"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
+# Tokens of models that fill in, in the order prefix, suffix, middle: Qwen2.5-Coder, StarCoder, CodeLlama and
+# DeepSeek-Coder, whose second token marks the hole.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 (their own characters)
+)
+
 
 class TokenVocabulary:
     """A model's tokens. Thread-safe."""
@@ -70,6 +79,15 @@ class TokenVocabulary:
         if beyond >= self.size:  # an added token beyond the embeddings
             raise EngineError("MODEL_INVALID", f"the prompt has token {beyond}; the model knows 0 to {self.size - 1}")
         return [self.bos_token, *ids] if self.add_bos and self.bos_token is not None else ids
+
+    @property
+    def infill(self) -> tuple[int, int, int] | None:
+        """The tokens for filling in: before the prompt, before the suffix, before the answer; None: there are none."""
+        for names in _INFILL:
+            first, second, last = (self._tokenizer.token_to_id(name) for name in names)
+            if first is not None and second is not None and last is not None:
+                return first, second, last
+        return None
 
     def is_control(self, token: int) -> bool:
         """Returns True if the token is a control token."""
