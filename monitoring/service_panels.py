@@ -75,6 +75,8 @@ TEXT = (
             rate("allm_generated_tokens_total", "model", legend="{{model}} generated"),
             rate("allm_prompt_tokens_total", "model", legend="{{model}} prompt"),
             rate("allm_cached_tokens_total", "model", legend="{{model}} prompt, cached"),
+            rate("allm_draft_tokens_total", "model", legend="{{model}} guesses"),
+            rate("allm_accepted_draft_tokens_total", "model", legend="{{model}} guesses, right"),
         ),
         "Tokens per second.",
     ),

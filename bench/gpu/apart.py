@@ -130,7 +130,7 @@ def _decode(engine: Any, sizes: Sizes, clients: int) -> tuple[list[list[int]], f
     answers: list[list[int]] = []
     for number in range(clients):
         prompt = sizes.prompt(random, engine.ready.vocabulary)
-        answers.append([engine.step([TokenSpan(number, 0, prompt, samplers[number])])[0].token])
+        answers.append([engine.step([TokenSpan(number, 0, prompt, samplers[number])])[0][0].token])
     seconds: list[float] = []
     for step in range(_STEPS):
         place = sizes.prompt_tokens + step
@@ -139,7 +139,7 @@ def _decode(engine: Any, sizes: Sizes, clients: int) -> tuple[list[list[int]], f
         chosen = engine.step(spans)
         seconds.append(time.perf_counter() - begun)
         for answer, one in zip(answers, chosen, strict=True):
-            answer.append(one.token)
+            answer.append(one[0].token)
     for number, sampler in enumerate(samplers):
         engine.free_sampler(sampler)
         engine.drop(number)

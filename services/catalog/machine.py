@@ -25,7 +25,8 @@ POINT_SECONDS = 0.5  # between two points: a closer one replaces the last
 SHOWN = 12  # characters of a GPU's id that distinguish it from another of the same name
 MAX_EVENTS = 256  # per sample; if there are more, the latest are kept
 OLDEST_EVENT = 900.0  # seconds; older events, from while the catalog was down, are dropped
-_STEADY: tuple[figures.Counter, ...] = ("generated_tokens", "prompt_tokens")  # the other counters grow in large steps
+# The other counters grow in large steps.
+_STEADY: tuple[figures.Counter, ...] = ("generated_tokens", "prompt_tokens", "draft_tokens", "accepted_tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from services.residency.memory.memory_estimate import HOST, share_of
 NOTHING = "-"
 MEMORY = ("MEMORY", "USED", "OF", "SHARE", "THRESHOLD")
 COUNTS = ("REPLICAS", "RUNNING", "WAITING")
-RATES = ("TOKENS/S", "PROMPT/S", "AUDIO S/S", "IMAGES/S")
+RATES = ("TOKENS/S", "GUESSES/S", "RIGHT", "PROMPT/S", "AUDIO S/S", "IMAGES/S")
 TRAFFIC = ("SERVICE", *COUNTS, *RATES, "FIRST P50", "P95", "P99", "REQUEST P50", "P95", "P99")
 MODELS = ("MODEL", "STATE", "COMPUTES", "RESERVED", "DETAIL")
 MODEL_ORDER = {"loaded": 0, "ready": 2}  # the others, of which DETAIL says why, stand between them
@@ -90,7 +90,7 @@ def _memory(host: machine_service_pb2.Host) -> list[tuple[str, ...]]:
     ]
 
 
-def _share(used: int, total: int) -> str:
+def _share(used: float, total: float) -> str:
     return f"{used / total:.0%}" if total else NOTHING
 
 
@@ -101,6 +101,8 @@ def _traffic(traffic: machine_service_pb2.Traffic) -> tuple[str, ...]:
         modality_word(traffic.modality),
         *map(str, counts),
         _rate(traffic.generated_tokens_per_second) if given("generated_tokens_per_second") else NOTHING,
+        _rate(traffic.draft_tokens_per_second) if given("draft_tokens_per_second") else NOTHING,
+        _share(traffic.accepted_tokens_per_second, traffic.draft_tokens_per_second),
         _rate(traffic.prompt_tokens_per_second) if given("prompt_tokens_per_second") else NOTHING,
         _rate(traffic.audio_seconds_per_second) if given("audio_seconds_per_second") else NOTHING,
         _rate(traffic.images_per_second) if given("images_per_second") else NOTHING,

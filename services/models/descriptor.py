@@ -47,6 +47,7 @@ class EngineSettings:
     max_sequences: int = 0  # requests that decode at the same time
     kv_tokens: int = 0  # size of the key-value cache that all requests share
     dtype: str = ""  # precision of safetensors: auto, bfloat16, float16 or float32
+    speculation: str = ""  # how the next tokens are guessed: off or ngram
 
 
 AS_THE_SERVICE_DOES = EngineSettings()

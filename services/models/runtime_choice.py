@@ -113,9 +113,7 @@ class EngineRegistry:
             return f"it does not know the architecture {model.architecture!r}{_for(model, [runtime])}"
         if not runtime.reads(model):
             return f"it does not read weights of {model.architecture} quantised with {model.quantization!r}"
-        if engine.pipeline_parallel > 1 and not runtime.pipelines:
-            return f"it does not divide models into stages, and {_stages(engine)}"
-        return self._inability_here(runtime, model)
+        return _lack(runtime, engine) or self._inability_here(runtime, model)
 
     def _inability_here(self, runtime: RuntimeSpec, model: ModelFacts) -> str:
         """Returns why a runtime that supports the model cannot run it on this machine; empty if it can."""
@@ -162,6 +160,8 @@ class EngineRegistry:
             left = [runtime for runtime in left if runtime.pipelines]
             if not left:
                 return f"{model.id}: {names} cannot divide it into stages, and {_stages(engine)}"
+        if engine.speculation not in ("", "off") and not any(runtime.speculates for runtime in left):
+            return f"{model.id}: {names} does not guess tokens, and {_guesses(engine)}"
         if not any(runtime.device in runtime.devices for runtime in left):
             return f"{model.id}: {names} cannot run it on {left[0].device}{_REMEDY if self.forced else ''}"
         reasons = {runtime.name: self._inability_here(runtime, model) for runtime in left}
@@ -204,6 +204,19 @@ def _needs_gpu(model: ModelFacts, runtime: RuntimeSpec) -> str:
 def _memory(model: ModelFacts) -> int:
     """Returns the bytes of the weights on a CPU, which computes only with dequantised numbers."""
     return max(model.size, model.unpacked_size)
+
+
+def _lack(runtime: Runtime, engine: EngineSettings) -> str:
+    """Returns which of the engine settings a runtime does not support; empty if it supports all."""
+    if engine.pipeline_parallel > 1 and not runtime.pipelines:
+        return f"it does not divide models into stages, and {_stages(engine)}"
+    if engine.speculation not in ("", "off") and not runtime.speculates:
+        return f"it does not guess tokens, and {_guesses(engine)}"
+    return ""
+
+
+def _guesses(engine: EngineSettings) -> str:
+    return f"speculation={engine.speculation} is requested"
 
 
 def _stages(engine: EngineSettings) -> str:

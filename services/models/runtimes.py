@@ -39,6 +39,11 @@ class RuntimeSpec:
         return self.device not in ("", CPU)
 
     @property
+    def speculates(self) -> bool:
+        """True if it can guess tokens, at least for models without recurrent state (ALLM_SPECULATION)."""
+        return self.name in ("llama_cpp", "torch")
+
+    @property
     def capabilities(self) -> frozenset[str]:
         """Its capabilities, over all architectures."""
         return frozenset(self.architectures)

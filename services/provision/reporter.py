@@ -39,6 +39,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _COUNTERS: dict[figures.Counter, Counter] = {
     "generated_tokens": metrics.GENERATED_TOKENS,
     "prompt_tokens": metrics.PROMPT_TOKENS,
+    "draft_tokens": metrics.DRAFT_TOKENS,
+    "accepted_tokens": metrics.ACCEPTED_TOKENS,
     "audio_seconds": metrics.AUDIO_SECONDS,
     "images": metrics.IMAGES,
 }

@@ -10,6 +10,7 @@ from services.settings import setting
 
 MIB = 1024 * 1024
 MAX_BYTES = 1024 * 1024 * 1024 * MIB
+SPECULATIONS = ("off", "ngram")  # how a text model guesses tokens
 DTYPES = ("auto", "bfloat16", "float16", "float32")  # precision of text and image models
 # Precision of audio models, in CTranslate2's names; an int8 type computes its other parts in the type after the `_`.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
@@ -75,6 +76,9 @@ class TextSettings(WorkerSettings):
     but never a request that would wait alone"""
     prefix_cache: bool = setting.switch("ALLM_PREFIX_CACHE", True, "text")
     """whether later requests of a client reuse the prefixes of its earlier requests"""
+    speculation: str = setting.choice("ALLM_SPECULATION", "ngram", SPECULATIONS, "text")
+    """how the next tokens are guessed, to compute several in one step; `ngram`: from repetitions in the request's and
+    the client's own texts, where that is faster. The tokens stay the same, see [speculation.md](speculation.md)"""
     dtype: str = setting.choice("ALLM_DTYPE", "auto", DTYPES, "text")
     """precision of safetensors models; `auto` is 16 bits on every device that computes in 16 bits, even for checkpoints
     of 32 bits"""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Kind = Literal["loaded", "unloaded", "evicted", "load_failed", "worker_died", "replica_lost"]
-Counter = Literal["generated_tokens", "prompt_tokens", "audio_seconds", "images"]
+Counter = Literal["generated_tokens", "prompt_tokens", "draft_tokens", "accepted_tokens", "audio_seconds", "images"]
 Times = Literal["first_output", "output_token", "request"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 COUNTERS: tuple[Counter, ...] = get_args(Counter)

@@ -99,6 +99,8 @@ GENERATED_TOKENS = Counter(
     "Generated tokens, counted as they are generated, including those of cancelled answers.",
     _MODEL,
 )
+DRAFT_TOKENS = Counter("allm_draft_tokens", "Guesses of tokens that steps computed (ALLM_SPECULATION).", _MODEL)
+ACCEPTED_TOKENS = Counter("allm_accepted_draft_tokens", "Guesses that were the sampled tokens.", _MODEL)
 ACTIVE_CELLS = Gauge("allm_kv_cells_active", "Key-value cells of running requests.", _MODEL)
 CACHED_CELLS = Gauge("allm_kv_cells_cached", "Key-value cells that belong only to the prefix cache.", _MODEL)
 CELLS = Gauge("allm_kv_cells_capacity", "Key-value cells that all requests of the model share.", _MODEL)

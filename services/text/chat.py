@@ -94,7 +94,9 @@ class Chat:
             for number in range(request.choices):
                 sampling = request.sampling.for_choice(number)
                 answer = await stack.enter_async_context(
-                    model.generate(client, prompt, sampling, grammar, request.logprobs, request.cache_key)
+                    model.generate(
+                        client, prompt, sampling, grammar, request.logprobs, request.cache_key, request.prediction
+                    )
                 )
                 choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open)))
             completion = Completion(stored.id, choices)

@@ -76,6 +76,7 @@ class ChatRequest:
     choices: int = 1  # answers to the same conversation
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     reasoning_effort: ReasoningEffort = ""  # empty: the model's default
+    prediction: str = ""  # the answer that the caller expects, which may make it faster; empty: none
     cache_key: str = ""  # the caller's name for the session, so that its prefix stays in the cache; empty: none
     # By tool: the schema of its arguments as a grammar has it, empty without a grammar. None: the request's schemas are
     # not checked yet (`SchemaChecker`).
@@ -98,6 +99,8 @@ class Usage:
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0  # included in completion_tokens
+    accepted_tokens: int = 0  # included in completion_tokens: guessed before they were sampled
+    rejected_tokens: int = 0  # guesses that were wrong; not included in completion_tokens
 
     @property
     def facts(self) -> dict[str, int]:

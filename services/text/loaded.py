@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from services.rpc.deadline import caller_deadline
@@ -73,6 +74,8 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
         # Looked up once, because they change with every step.
         self._steps = metrics.STEPS.labels(model_id)
         self._preempted = metrics.PREEMPTED.labels(model_id)
+        self._drafted = metrics.DRAFT_TOKENS.labels(model_id)
+        self._accepted = metrics.ACCEPTED_TOKENS.labels(model_id)
         self._batch_sequences = metrics.BATCH_SEQUENCES.labels(model_id)
         self._batch_tokens = metrics.BATCH_TOKENS.labels(model_id)
         limits = RequestLimits(
@@ -96,13 +99,16 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
             pending.accept(message.prompt_tokens, message.prompt)
 
     def _reset(self) -> None:
-        self._count(Counters(self.counters.steps, 0, 0, 0, 0, self.counters.preempted))
+        self._count(replace(self.counters, running=0, waiting=0, active_cells=0, cached_cells=0))
 
     def _count(self, counters: Counters) -> None:
         before, self.counters = self.counters, counters
         self._set_gauges(counters.running, counters.waiting)
         if counters.preempted > before.preempted:
             self._preempted.inc(counters.preempted - before.preempted)
+        if counters.drafted > before.drafted:
+            self._drafted.inc(counters.drafted - before.drafted)
+            self._accepted.inc(counters.accepted - before.accepted)
         if counters.steps > before.steps:
             self._steps.inc(counters.steps - before.steps)
             self._batch_sequences.observe(counters.batch)
@@ -210,12 +216,14 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         logprobs: int | None = None,
         cache_key: str = "",
         suffix: str = "",
+        prediction: str = "",
     ) -> AsyncIterator[Answer]:
         """Runs a request while the block runs; leaving it early cancels the request.
 
         `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
         each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached;
-        `suffix` is the text after the gap that the answer fills.
+        `suffix` is the text after the gap that the answer fills;
+        `prediction` is the answer that the caller expects.
 
         Raises:
             Overloaded: the queue is full.
@@ -240,6 +248,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 cache_key=cache_key,
                 deadline=deadline.at if deadline else None,
                 suffix=suffix,
+                prediction=prediction,
             )
 
         with self._open(answer, submit):

@@ -91,6 +91,7 @@ class TextManager(ModelManager[TextResident]):
             prefix_cache=settings.prefix_cache,
             queue_tokens=settings.queue_tokens,
             dtype=own.dtype or settings.dtype,
+            speculation=own.speculation or settings.speculation,
             tensor_parallel=own.tensor_parallel or settings.tensor_parallel,
             pipeline_parallel=own.pipeline_parallel or 1,
             compiled=settings.vllm_compile,

@@ -116,6 +116,8 @@ class Choice:
             cached_tokens=piece.cached_tokens,
             completion_tokens=piece.completion_tokens,
             reasoning_tokens=self._reasoning_tokens,
+            accepted_tokens=piece.accepted_tokens,
+            rejected_tokens=piece.rejected_tokens,
         )
         return Finished(self.content.finish or "stop")
 
@@ -146,6 +148,8 @@ class Completion:
             cached_tokens=sum(min(choice.usage.cached_tokens for choice in each) for each in self._prompts),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+            accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+            rejected_tokens=sum(usage.rejected_tokens for usage in usages),
         )
 
     @property

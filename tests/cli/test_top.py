@@ -53,6 +53,8 @@ def sample(**more: Any) -> machine_service_pb2.WatchMachineResponse:
                 running=3,
                 waiting=1,
                 generated_tokens_per_second=1234.5,
+                draft_tokens_per_second=200.0,
+                accepted_tokens_per_second=150.0,
                 prompt_tokens_per_second=0.0,
                 request=machine_service_pb2.Percentiles(p50_seconds=0.25, p95_seconds=2.5, p99_seconds=61.25, count=9),
             )
@@ -139,7 +141,7 @@ def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]
     assert lines[1].split() == ["box", "4.0", "GiB", "10", "GiB", "40%", "90%"]
     assert lines[2].split() == ["box", "cuda:0", "2.0", "GiB", "8.0", "GiB", "25%", "95%"]
     (text,) = (line.split() for line in lines if line.startswith("text"))
-    assert text == ["text", "2", "3", "1", "1,234", "0", *"-----", "250", "ms", "2.5", "s", "61.2", "s"]
+    assert text == ["text", "2", "3", "1", "1,234", "200", "75%", "0", *"-----", "250", "ms", "2.5", "s", "61.2", "s"]
     start = next(place for place, line in enumerate(lines) if line.startswith("MODEL"))
     assert [line.split() for line in lines[start + 1 : start + 4]] == [
         ["used", "loaded", "llama_cpp", "on", "vulkan", "1.0", "GiB"],

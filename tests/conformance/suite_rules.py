@@ -86,7 +86,6 @@ REFUSED = (
     Refusal(CONVERSE, "max_tokens", "the suite gives `max_completion_tokens` besides, which says the same"),
     Refusal(CONVERSE, "max_completion_tokens", "the suite asks for no tokens at all", instead=TOKENS),
     Refusal(CONVERSE, "moderation", _PLATFORM),
-    Refusal(CONVERSE, "prediction", "nothing here answers faster for it"),
     Refusal(CONVERSE, "store", _STORED_CHAT),
     Refusal(CONVERSE, "stream_options", _STREAM_ONLY, when=_whole),
     Refusal(CONVERSE, "stream_options.include_obfuscation", _OBFUSCATION),

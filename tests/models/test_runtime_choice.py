@@ -286,6 +286,17 @@ def test_stages_need_a_runtime_that_makes_them() -> None:
         EngineRegistry("cuda", forced=False).resolve(model, engine=STAGES)
 
 
+def test_speculation_needs_a_runtime_that_guesses() -> None:
+    registry, model = EngineRegistry("cpu", forced=False, runtimes=INSTALLED), descriptor(**SAFETENSORS)
+    ngram, off = EngineSettings(speculation="ngram"), EngineSettings(speculation="off")
+    assert registry.resolve(model, asked="torch", engine=ngram).name == TORCH.name
+    assert registry.resolve(model, asked="vllm", engine=off).name == "vllm"
+    with pytest.raises(Unsupported, match=r"'vllm' .* does not guess tokens, and speculation=ngram is requested"):
+        registry.resolve(model, asked="vllm", engine=ngram)
+    with pytest.raises(Unsupported, match="m: torch, vllm does not guess tokens, and speculation=ngram is requested"):
+        registry.resolve(descriptor(**SAFETENSORS, architecture="mixtral"), engine=ngram)
+
+
 def test_runtime_names_are_unique() -> None:
     names = [runtime.name for runtime in RUNTIMES]
     assert len(names) == len(set(names))

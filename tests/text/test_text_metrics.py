@@ -64,6 +64,8 @@ COUNTED = {
     "generated": ("allm_generated_tokens_total", {}),
     "steps": ("allm_engine_steps_total", {}),
     "preempted": ("allm_requests_preempted_total", {}),
+    "drafted": ("allm_draft_tokens_total", {}),
+    "accepted": ("allm_accepted_draft_tokens_total", {}),
     "first": ("gen_ai_server_time_to_first_token_seconds_count", GEN_AI),
     "between": ("gen_ai_server_time_per_output_token_seconds_count", GEN_AI),
     "input": ("gen_ai_client_token_usage_sum", {**GEN_AI, "gen_ai_token_type": "input"}),
@@ -90,7 +92,9 @@ async def test_an_answer_that_ends_well() -> None:
         async with model.generate("me", "Hello.", SamplingParams()) as answer:
             await answer.accepted()
             worker.say(step(1, Piece(1, "a", None, 1, 4), batch_tokens=3), step(2, Piece(1, "b", None, 2, 4)))
-            worker.say(step(5, Piece(1, "c", "stop", 4, 4), batch=2, batch_tokens=2, preempted=1))
+            worker.say(
+                step(5, Piece(1, "c", "stop", 4, 4), batch=2, batch_tokens=2, preempted=1, drafted=5, accepted=2)
+            )
             while not answer.finished:
                 await answer.ready()
         assert (value("allm_kv_cells_active"), value("allm_kv_cells_cached")) == (8, 16)
@@ -100,6 +104,8 @@ async def test_an_answer_that_ends_well() -> None:
         "generated": 4,
         "steps": 5,
         "preempted": 1,
+        "drafted": 5,
+        "accepted": 2,
         "first": 1,
         "between": 1,
         "input": PROMPT_TOKENS,

@@ -31,6 +31,7 @@ _TEXTS = ("id", "source", "revision", "format", "modality", "base", "runtime")
 _KEYS = tuple(
     "id source revision format modality aliases base loras image_defaults runtime engine keep_loaded".split()  # noqa: SIM905
 )
+_ENGINE_WORDS = ("dtype", "speculation")
 _ENGINE_NUMBERS = ("tensor_parallel", "pipeline_parallel", "context_tokens", "max_sequences", "kv_tokens")
 
 
@@ -212,9 +213,10 @@ def _image_defaults(value: Marked) -> ImageDefaults:
 
 
 def _engine(value: Marked) -> EngineSettings:
-    fields = value.fields((*_ENGINE_NUMBERS, "dtype"))
-    numbers = {name: fields[name].integer() for name in _ENGINE_NUMBERS if name in fields}
-    return EngineSettings(**numbers, dtype=fields["dtype"].text() if "dtype" in fields else "")
+    fields = value.fields((*_ENGINE_NUMBERS, *_ENGINE_WORDS))
+    given: dict[str, Any] = {name: fields[name].integer() for name in _ENGINE_NUMBERS if name in fields}
+    given |= {name: fields[name].text() for name in _ENGINE_WORDS if name in fields}
+    return EngineSettings(**given)
 
 
 def _text(new: NewModel, keep_loaded: bool | None) -> str:

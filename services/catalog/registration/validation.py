@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from services.errors import InvalidRequest
+from services.errors import InvalidRequest, Unsupported
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality
 from services.models.runtimes import RUNTIMES
-from services.settings.modality_settings import DTYPES
+from services.settings.modality_settings import DTYPES, SPECULATIONS
 
 MAX_NAME = 128  # characters
 MAX_ALIASES = 32
@@ -74,7 +74,10 @@ def check_runtime(name: str, modality: Modality) -> None:
 
 
 def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> None:
-    """Checks that models of that format can run so. Raises InvalidRequest; `param` is `engine` or a field of it."""
+    """Checks that models of that format can run so.
+
+    Raises InvalidRequest or Unsupported; `param` is `engine` or a field of it.
+    """
     if engine == AS_THE_SERVICE_DOES:
         return
     if modality != "text":
@@ -87,6 +90,12 @@ def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> 
     if engine.dtype and engine.dtype not in DTYPES:
         what = f"must be one of {', '.join(DTYPES)}, not {engine.dtype[:100]!r}"
         raise InvalidRequest(f"'engine.dtype' {what}", param="engine.dtype")
+    if engine.speculation.partition(":")[0] == "draft":
+        what = "must be off or ngram: guesses by a second model are not supported"
+        raise Unsupported(f"'engine.speculation' {what}", param="engine.speculation")
+    if engine.speculation and engine.speculation not in SPECULATIONS:
+        what = f"must be one of {', '.join(SPECULATIONS)}, not {engine.speculation[:100]!r}"
+        raise InvalidRequest(f"'engine.speculation' {what}", param="engine.speculation")
     for name, there in (("dtype", bool(engine.dtype)), ("tensor_parallel", engine.tensor_parallel > 1)):
         if there and format != "safetensors":
             raise InvalidRequest(f"'engine.{name}' is for safetensors, not for {format}", param=f"engine.{name}")

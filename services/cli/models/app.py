@@ -32,6 +32,7 @@ from services.cli.models.options import (
     ModelId,
     PipelineParallel,
     Runtime,
+    Speculation,
     Steps,
     TensorParallel,
     engine_settings,
@@ -78,6 +79,7 @@ def add(
     max_sequences: MaxSequences = None,
     kv_tokens: KvTokens = None,
     dtype: Dtype = None,
+    speculation: Speculation = None,
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
@@ -85,7 +87,8 @@ def add(
 ) -> None:
     """Register a model, and wait until it is fetched, verified and ready."""
     engine = engine_settings(
-        dtype,
+        dtype=dtype,
+        speculation=speculation,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         context_tokens=context_tokens,
@@ -167,6 +170,7 @@ def update(
     max_sequences: MaxSequences = None,
     kv_tokens: KvTokens = None,
     dtype: Dtype = None,
+    speculation: Speculation = None,
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
@@ -174,7 +178,8 @@ def update(
 ) -> None:
     """Change a model's source, parts, names or settings. The old version serves until the new one is ready."""
     engine = engine_settings(
-        dtype,
+        dtype=dtype,
+        speculation=speculation,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         context_tokens=context_tokens,
@@ -182,10 +187,8 @@ def update(
         kv_tokens=kv_tokens,
     )
     with session(address) as at:
-        exclusive = ((alias, no_aliases, "--alias and --no-aliases"), (loras, no_loras, "--lora and --no-loras"))
-        for one, none, options in exclusive:
-            if one and none:
-                raise Problem(f"{options} exclude each other")
+        _check_exclusive(alias, no_aliases, "--alias and --no-aliases")
+        _check_exclusive(loras, no_loras, "--lora and --no-loras")
         before = at.catalog.get(model_id).model
         request = pb.UpdateModelRequest(
             id=model_id,
@@ -204,6 +207,11 @@ def update(
             Page(error=wait and changed).say(f"{model.id} is updated: {what}")
         if changed or as_json:
             finish(at, model, served(model.generation) if wait and changed else None, timeout, as_json)
+
+
+def _check_exclusive(given: list[str] | None, none: bool, options: str) -> None:
+    if given and none:
+        raise Problem(f"{options} exclude each other")
 
 
 @models_app.command()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from allm.models.v1 import model_pb2
 
 from services.cli.problem import Problem
-from services.settings.modality_settings import DTYPES
+from services.settings.modality_settings import DTYPES, SPECULATIONS
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
 Address = Annotated[
@@ -31,14 +31,15 @@ ContextTokens = Annotated[int | None, typer.Option(min=0, help=f"Most tokens of 
 MaxSequences = Annotated[int | None, typer.Option(min=0, help=f"Requests that decode at the same time; {_AS_SET}")]
 KvTokens = Annotated[int | None, typer.Option(min=0, help=f"Tokens in the cache of all requests; {_AS_SET}")]
 Dtype = Annotated[str | None, typer.Option(metavar="|".join(DTYPES), help="Precision of safetensors.")]
+Speculation = Annotated[
+    str | None, typer.Option(metavar="|".join(SPECULATIONS), help="How tokens are guessed; '': as its service is set.")
+]
 
 
-def engine_settings(dtype: str | None, **numbers: int | None) -> model_pb2.EngineSettings | None:
-    """Returns the engine settings; None if none is given. `numbers` are named as the fields."""
-    given = {name: number for name, number in numbers.items() if number is not None}
-    if dtype is None and not given:
-        return None
-    return model_pb2.EngineSettings(dtype=dtype or "", **given)
+def engine_settings(**options: int | str | None) -> model_pb2.EngineSettings | None:
+    """Returns the engine settings; None if none is given. `options` are named as the fields."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return model_pb2.EngineSettings(**given) if given else None
 
 
 def run_with(model: model_pb2.Model) -> str:

@@ -1,6 +1,6 @@
 """Converts demo models, in a process of its own, because it loads llama.cpp, torch or numpy.
 
-    python -m services.models.demo.conversion requantize SOURCE TARGET bf16|f16
+    python -m services.models.demo.conversion requantize SOURCE TARGET bf16|f16|f32
     python -m services.models.demo.conversion dequantize SOURCE SHA256 FOLDER
     python -m services.models.demo.conversion adapt SOURCE ADAPTER FOLDER
 
@@ -39,11 +39,15 @@ LAYER_TENSORS = {
 
 
 def requantize(source: str, target: str, precision: str) -> None:
-    """Writes the GGUF file `target` in another precision, bf16 or f16; exits with 1 if llama.cpp fails."""
+    """Writes the GGUF file `target` in another precision, bf16, f16 or f32; exits with 1 if llama.cpp fails."""
     import llama_cpp  # noqa: PLC0415 (heavy: only where it is used)
 
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = {"bf16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16, "f16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16}[precision]
+    params.ftype = {
+        "bf16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
+        "f16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+        "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
+    }[precision]
     params.allow_requantize = True
     params.nthread = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     sys.exit(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) and 1)

@@ -23,7 +23,8 @@ from services.text.engine.preparation import Preparation, Preparing
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, TokenSpan
 from services.text.engine.sequence import Sequence
-from services.text.engine.token_budget import step_pace
+from services.text.engine.speculation import NGRAM, measured_costs
+from services.text.engine.token_budget import step_pace, step_tokens
 from services.worker.channel import BlockingChannel
 from services.worker.loop import Pace
 from services.worker.main import Serving, importing, run_worker, start_thread
@@ -31,6 +32,7 @@ from services.worker.messages import EngineError, LoadingProgress, RequestRefuse
 
 # Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
 PREPARATION_STACK_BYTES = 512 * 1024 * 1024
+PREDICTED_CHARACTERS = 4  # of a prediction that are read, per token of the context
 # Divisor: ended requests may keep a quarter of a cache with shared cells. Every used cell of llama.cpp's unified cache
 # makes the attention of every step longer: a larger share costs running requests more than it saves later ones.
 CACHED_SHARE = 4
@@ -77,7 +79,8 @@ def _load(load: Load, channel: BlockingChannel[ToWorker]) -> Serving:
 def _generating(runtime: Runtime, options: EngineOptions, inbox: Inbox, send: Callable[[object], None]) -> BatchLoop:
     cells = runtime.ready.kv_tokens
     cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
-    return BatchLoop(runtime, _limits(options, cached), inbox, send, _pace(runtime, options))
+    costs = measured_costs(runtime, step_tokens(options)) if options.speculation == NGRAM else None
+    return BatchLoop(runtime, _limits(options, cached), inbox, send, _pace(runtime, options), costs)
 
 
 def _scheduled(model: Any, options: EngineOptions, inbox: Inbox, send: Callable[[object], None]) -> RequestLoop:
@@ -122,6 +125,9 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
             send(refusal)
             return None
         constraint = runtime.constraint(submit.grammar) if submit.grammar else None
+        if submit.prediction:
+            yield
+        prediction = _prediction(runtime, submit.prediction)
     except EngineError as error:
         send(error.refusal(submit.request))
         return None
@@ -136,7 +142,15 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         submit.special,
         submit.cache_key,
         math.inf if submit.deadline is None else submit.deadline,
+        prediction,
     )
+
+
+def _prediction(runtime: Runtime, text: str) -> list[int]:
+    """Returns the tokens of the expected answer, as far as the context has room for it."""
+    context = runtime.ready.context_tokens
+    tokens = runtime.tokenize(text[: context * PREDICTED_CHARACTERS]) if text else []
+    return tokens[1 if runtime.ready.add_bos else 0 :][:context]
 
 
 def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:

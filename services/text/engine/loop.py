@@ -16,8 +16,9 @@ from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
 from services.text.engine.prefix_reuse import PrefixReuse, StateReuse, StreamReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import OutOfCells, Runtime, TokenSpan
+from services.text.engine.runtime import Outcomes, OutOfCells, Runtime, TokenSpan
 from services.text.engine.sequence import Sequence
+from services.text.engine.speculation import Speculation, StepCosts
 from services.text.engine.token_budget import EvenGaps, share_out
 from services.worker.loop import Pace
 from services.worker.messages import EngineError, RequestRefused
@@ -38,8 +39,9 @@ class BatchLoop(RequestLoop):
         inbox: Inbox,
         send: Callable[[object], None],
         pace: Pace | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
-        """`pace` bounds the time of a step; None: only `limits` bound it."""
+        """`pace` bounds the time of a step; None: only `limits` bound it. `costs` turn speculation on."""
         super().__init__(runtime, limits, inbox, send)
         self._runtime = runtime
         self._pace = pace or Pace(limits.batch_tokens, limits.batch_tokens)
@@ -48,6 +50,7 @@ class BatchLoop(RequestLoop):
         sharing = StateReuse if runtime.reuses_states else PrefixReuse
         reuse = sharing if runtime.shares_cells else StreamReuse
         self._reuse = reuse(runtime, self._ledger, limits.max_sequences, limits.cached_cells)
+        self._speculation = Speculation(runtime, costs, shared=limits.cached_cells > 0)
         self._steps = 0
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
@@ -58,7 +61,7 @@ class BatchLoop(RequestLoop):
         self._admit()
         plan = self._make_room(self._plan())
         if plan:
-            self._step(plan)
+            self._step(plan, self._drafts(plan))
 
     # --- admission
 
@@ -171,41 +174,73 @@ class BatchLoop(RequestLoop):
 
     # --- the step and its results
 
-    def _step(self, plan: list[tuple[Sequence, int]]) -> None:
+    def _drafts(self, plan: list[tuple[Sequence, int]]) -> dict[Sequence, list[int]]:
+        """Returns guesses of the next tokens, if all sequences decode: a step with prompts is long enough as it is, and
+        so is one with slow tokens.
+        """
+        decoding = [sequence for sequence, _ in plan if sequence.decoding and sequence.token_seconds <= SLOW_TOKEN]
+        if len(decoding) < len(plan):
+            return {}
+        return self._speculation.draft(decoding, min(self._ledger.free, self._limits.batch_tokens) - len(plan))
+
+    def _step(self, plan: list[tuple[Sequence, int]], drafts: dict[Sequence, list[int]]) -> None:
         spans = []
         plan.sort(key=lambda item: item[0].id)
         for sequence, count in plan:
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
-            whole = sequence.missing == count
-            spans.append(TokenSpan(sequence.id, sequence.computed, tokens, sequence.sampler if whole else None))
+            sampler = sequence.sampler if sequence.missing == count else None
+            guesses = drafts.get(sequence, [])
+            spans.append(TokenSpan(sequence.id, sequence.computed, tokens + guesses, sampler, len(guesses)))
         started = time.monotonic()
         try:
             sampled = self._runtime.step(spans)
         except OutOfCells:
+            if drafts:
+                self._step(plan, {})
+                return
             # The runtime has fewer cells than it reported: lower the ledger's total.
             self._ledger.total -= self._ledger.free - sum(count for _, count in plan) + 1
             self._relieve()
             return
         self._steps += 1
-        self._batch = len(plan), sum(count for _, count in plan)
+        self._batch = len(plan), sum(len(span.tokens) for span in spans)
         seconds = time.monotonic() - started
+        if all(sequence.decoding for sequence, _ in plan):
+            self._speculation.took(len(plan), self._batch[1] - len(plan), seconds)
         self._owed = self._owed - seconds if self._light else seconds
         self._pace.took(self._batch[1], seconds)
-        answers = sum(sequence.decoding for sequence, _ in plan)
-        self._even.took(answers, self._batch[1] - answers, seconds)
-        for (sequence, count), outcome in zip(plan, sampled, strict=True):
-            self._ledger.grow(sequence.holding, count)
-            sequence.computed += count
-            self._reuse.reached(sequence)
+        if not drafts:
+            answers = sum(sequence.decoding for sequence, _ in plan)
+            self._even.took(answers, self._batch[1] - answers, seconds)
+        for (sequence, count), span, outcomes in zip(plan, spans, sampled, strict=True):
+            self._computed(sequence, count)
+            self._take_outcomes(sequence, outcomes, span.drafts)
+
+    def _computed(self, sequence: Sequence, count: int) -> None:
+        self._ledger.grow(sequence.holding, count)
+        sequence.computed += count
+        self._reuse.reached(sequence)
+
+    def _take_outcomes(self, sequence: Sequence, outcomes: Outcomes, drafts: int) -> None:
+        """Emits a sequence's next tokens: every one but the first confirms a guess, whose cell is then computed."""
+        self._speculation.record(sequence, drafts)
+        for place, outcome in enumerate(outcomes):
+            if place:
+                self._computed(sequence, 1)
+                self._speculation.accept(sequence)
             if isinstance(outcome, EngineError):
                 self._retire(sequence)
                 self._refuse(sequence.request, outcome)
-            elif outcome is not None:
-                sequence.tokens.append(outcome.token)
-                self._enter(sequence, "decode")
-                self._emit(sequence, outcome)
+                return
+            sequence.tokens.append(outcome.token)
+            self._enter(sequence, "decode")
+            if self._emit(sequence, outcome):
+                return
+        if drafts and len(outcomes) <= drafts:
+            self._runtime.drop(sequence.id, sequence.computed)
 
     def _free(self, sequence: Sequence) -> None:
+        self._speculation.ended(sequence)
         self._reuse.retire(sequence)
 
     def _counters(self) -> Counters:
@@ -218,6 +253,8 @@ class BatchLoop(RequestLoop):
             preempted=self._preempted,
             batch=self._batch[0],
             batch_tokens=self._batch[1],
+            drafted=self._speculation.drafted,
+            accepted=self._speculation.accepted,
         )
 
 

@@ -37,6 +37,7 @@ class EngineOptions:
     pipeline_parallel: int = 1  # consecutive parts of the model, each on `tensor_parallel` GPUs; vllm only
     compiled: bool = True  # whether the model is compiled, if the runtime can
     ray_address: str = ""  # the Ray cluster of vllm: auto, or host:port; empty: none
+    speculation: str = "off"  # off, or ngram: guesses from tokens of the request and its client
     device: str = ""  # the kind of the GPU: cuda, vulkan or mps; empty: the runtime's choice
 
 
@@ -63,6 +64,7 @@ class Submit:
     cache_key: str = ""  # the client's name for the session whose prefix is kept for its next request, or empty
     deadline: float | None = None  # on the monotonic clock; the caller has given up by then
     suffix: str = ""  # the text after a gap that the answer fills; empty: the answer continues the prompt
+    prediction: str = ""  # the answer that the caller expects, which may make it faster; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ class Piece:
     completion_tokens: int
     cached_tokens: int
     logprobs: list[TokenLogprob] | None = None  # if requested: of the tokens in `text`
+    accepted_tokens: int = 0  # of the completion tokens: those that were guessed before (speculation.py)
+    rejected_tokens: int = 0  # guesses that were wrong; no part of the completion tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,8 @@ class Counters:
     preempted: int  # number of times that a request lost its cells and started over
     batch: int = 0  # sequences or inputs of the last step
     batch_tokens: int = 0  # tokens of the last step
+    drafted: int = 0  # guesses that steps have computed
+    accepted: int = 0  # guesses that were right
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,8 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
 
     # --- outgoing messages
 
-    def _emit(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _emit(self, sequence: Sequence, sampled: Sampled) -> bool:
+        """Sends the text of a sequence's newest token. Returns True if the answer has ended with it."""
         finish: FinishReason | None = None
         if self._speaker.is_end(sampled.token) and not sequence.params.ignore_eos:
             finish, text = "stop", sequence.text.flush()
@@ -199,9 +200,21 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
                 finish, text = "length", text + sequence.text.flush()
         if text or finish:
             logprobs = sequence.held_logprobs.take(sequence.text.shown) if sequence.held_logprobs else None
-            self._pieces.append(Piece(sequence.request, text, finish, sequence.generated, sequence.cached, logprobs))
+            self._pieces.append(
+                Piece(
+                    sequence.request,
+                    text,
+                    finish,
+                    sequence.generated,
+                    sequence.cached,
+                    logprobs,
+                    sequence.accepted,
+                    sequence.drafted - sequence.accepted,
+                )
+            )
         if finish:
             self._retire(sequence)
+        return finish is not None
 
     def _push(self, sequence: Sequence, sampled: Sampled) -> str:
         """Adds a token's text, and its logprob if the token has text. Returns the text that may be shown."""

@@ -29,6 +29,18 @@ class TokenSpan:
     start: int  # position of the first token
     tokens: Sequence[int]
     sampler: Any | None  # from `Runtime.sampler`, to sample the next token; None inside a prompt
+    drafts: int = 0  # tokens at the end that are guesses (speculation.py); only with a sampler
+
+    @property
+    def rows(self) -> int:
+        """Number of tokens, at the end, whose logits are needed."""
+        return 0 if self.sampler is None else 1 + self.drafts
+
+    def goes_on(self, place: int, outcome: Sampled | EngineError) -> bool:
+        """Returns True if a token can be sampled after guess `place`: `outcome`, sampled before it, is that guess."""
+        if place >= self.drafts or isinstance(outcome, EngineError) or outcome.complete:
+            return False
+        return outcome.token == self.tokens[len(self.tokens) - self.drafts + place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,10 @@ class Sampled:
     token: int
     logprob: TokenLogprob | None = None  # if the sampler was made with logprobs
     complete: bool = False  # whether the grammar allows nothing after this token
+
+
+Outcomes = list[Sampled | EngineError]
+"""The next tokens of a span, in order."""
 
 
 def check_bias(params: SamplingParams, vocabulary: int) -> None:
@@ -88,10 +104,12 @@ class Runtime(Protocol):
     def free_sampler(self, sampler: Any) -> None:
         """Frees a sampler."""
 
-    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
-        """Computes all spans, ordered by sequence id. Returns the next token of each span with a sampler, else None.
+    def step(self, spans: Sequence[TokenSpan]) -> list[Outcomes]:
+        """Computes all spans, ordered by sequence id. Returns the next tokens of each span: none without a sampler.
 
-        A span whose constraint has failed gets the error. Raises OutOfCells if the cache is full; nothing was computed.
+        With a sampler it is one, and one more after every guess that equals the token sampled before it, up to the
+        first that does not. The caller drops the cells of the others. A span whose constraint has failed ends with the
+        error. Raises OutOfCells if the cache is full; nothing was computed.
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:

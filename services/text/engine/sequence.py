@@ -46,6 +46,7 @@ class Sequence:
     special: bool = False  # whether control tokens show in the text
     cache_key: str = ""  # the client's name of the request's session, or empty
     deadline: float = math.inf  # on the monotonic clock; the caller has given up by then
+    prediction: list[int] = field(default_factory=list)  # the answer that the caller expects; a source of guesses
     prompt_tokens: int = field(init=False)
     text: TextAssembler = field(init=False)
     held_logprobs: HeldLogprobs | None = field(init=False)
@@ -59,6 +60,9 @@ class Sequence:
     computed: int = 0  # computed tokens, whose cells are filled
     cached: int = 0  # prompt tokens that came from the prefix cache
     holding: Holding = field(default_factory=Holding)
+    drafter: Any | None = None  # the source of its guesses (speculation.py)
+    drafted: int = 0  # guesses that steps have computed for it
+    accepted: int = 0  # guesses that were right
     marks: list[int] = field(default_factory=list)  # positions of its prompt at which its state is kept
 
     def __post_init__(self) -> None:

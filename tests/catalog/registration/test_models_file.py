@@ -31,7 +31,8 @@ models:
         scale: -0.5
       - {source: file:///l.safetensors}
     image_defaults: {steps: 20, guidance: 2.5}
-    engine: {tensor_parallel: 2, pipeline_parallel: 3, context_tokens: 4, max_sequences: 5, kv_tokens: 6, dtype: auto}
+    engine: {tensor_parallel: 2, pipeline_parallel: 3, context_tokens: 4, max_sequences: 5, kv_tokens: 6, dtype: auto,
+      speculation: ngram}
     runtime: diffusers
     keep_loaded: true
 """
@@ -83,7 +84,13 @@ def test_everything_that_a_registration_may_say() -> None:
         image_defaults=ImageDefaults(steps=20, guidance=2.5),
         runtime="diffusers",
         engine=EngineSettings(
-            tensor_parallel=2, pipeline_parallel=3, context_tokens=4, max_sequences=5, kv_tokens=6, dtype="auto"
+            tensor_parallel=2,
+            pipeline_parallel=3,
+            context_tokens=4,
+            max_sequences=5,
+            kv_tokens=6,
+            dtype="auto",
+            speculation="ngram",
         ),
     )
     assert (found.keep_loaded, found.local) == (True, False)

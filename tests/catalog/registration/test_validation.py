@@ -111,6 +111,7 @@ async def test_ambiguous_values_are_refused_by_name(tmp_path_factory: pytest.Tem
             "engine.dtype",
             "must be one of auto, bfloat16, float16, float32, not 'int4'",
         ),
+        ({"engine": Engine(speculation="eagle")}, "engine.speculation", "must be one of off, ngram, not 'eagle'"),
         (
             {"engine": Engine(pipeline_parallel=2), "runtime": "torch"},
             "engine.pipeline_parallel",

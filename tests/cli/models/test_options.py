@@ -10,7 +10,13 @@ from tests.cli.models.catalog_stand_in import Commands, desired
 
 ADD = ("add", "m", "hf://org/m", "--format", "safetensors", "--no-wait")
 WHOLE = model_pb2.EngineSettings(
-    tensor_parallel=2, pipeline_parallel=3, context_tokens=4096, max_sequences=8, kv_tokens=2**33, dtype="bfloat16"
+    tensor_parallel=2,
+    pipeline_parallel=3,
+    context_tokens=4096,
+    max_sequences=8,
+    kv_tokens=2**33,
+    dtype="bfloat16",
+    speculation="ngram",
 )
 OPTIONS = [
     word

@@ -16,8 +16,9 @@ from services.text.engine import sequence
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import DecoderReady, Hold, Piece, Stepped, TokenLogprob
 from services.text.engine.request_loop import BatchLimits
-from services.text.engine.runtime import OutOfCells, Sampled, TokenSpan
+from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan
 from services.text.engine.sampling import SamplingParams
+from services.text.engine.speculation import StepCosts
 from services.worker.loop import Pace
 from services.worker.messages import Cancel, EngineError, RequestRefused
 
@@ -117,7 +118,7 @@ class Counting:
     def free_sampler(self, sampler: Sampler) -> None:
         self.samplers -= 1
 
-    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
+    def step(self, spans: Sequence[TokenSpan]) -> list[Outcomes]:
         if self.used() + sum(len(span.tokens) for span in spans) > self.ready.kv_tokens:
             raise OutOfCells
         assert len({span.sequence for span in spans}) == len(spans)
@@ -126,10 +127,18 @@ class Counting:
             assert span.tokens
             self.cells[span.sequence] += [(token, object()) for token in span.tokens]
         self.steps.append([(span.sequence, len(span.tokens)) for span in spans])
-        return [
-            span.sampler.choose([token for token, _ in self.cells[span.sequence]]) if span.sampler else None
-            for span in spans
-        ]
+        return [self.outcomes(span) for span in spans]
+
+    def outcomes(self, span: TokenSpan) -> Outcomes:
+        if span.sampler is None:
+            assert not span.drafts
+            return []
+        tokens = [token for token, _ in self.cells[span.sequence]]
+        until = len(tokens) - span.drafts
+        found = [span.sampler.choose(tokens[:until])]
+        while span.goes_on(len(found) - 1, found[-1]):
+            found.append(span.sampler.choose(tokens[: until + len(found)]))
+        return found
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         assert not self.cells[target]
@@ -156,11 +165,12 @@ class Loop:
         cached: int = 0,
         queue_tokens: int = 0,
         pace: Pace | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self.runtime = runtime
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         limits = BatchLimits(runtime.ready.max_sequences, batch, chunk, cached, queue_tokens)
-        self.loop = BatchLoop(runtime, limits, self.inbox, self.take, pace)
+        self.loop = BatchLoop(runtime, limits, self.inbox, self.take, pace, costs)
         self.text: dict[int, str] = defaultdict(str)
         self.pieces: dict[int, list[Piece]] = defaultdict(list)
         self.ended: dict[int, Piece] = {}
@@ -190,7 +200,7 @@ class Loop:
 
     def ask(self, request: int, prompt: list[int], client: str = "a", *, grammar: str = "", **params) -> None:
         params.setdefault("max_tokens", 5)
-        names = ("logprobs", "special", "cache_key", "deadline")
+        names = ("logprobs", "special", "cache_key", "deadline", "prediction")
         asked = {name: params.pop(name) for name in names if name in params}
         constraint = self.runtime.constraint(grammar) if grammar else None
         self.inbox.put(sequence.Sequence(request, client, prompt, SamplingParams(**params), constraint, **asked))

@@ -206,7 +206,7 @@ def sample(engine: LlamaEngine, params: SamplingParams, count: int, constraint: 
     prompt = engine.tokenize("The capital of France is")
     sampler = engine.sampler(params, prompt, constraint, count)
     engine.drop(0)
-    (sampled,) = engine.step([TokenSpan(0, 0, prompt, sampler)])
+    ((sampled,),) = engine.step([TokenSpan(0, 0, prompt, sampler)])
     engine.drop(0)
     engine.free_sampler(sampler)
     return sampled

@@ -37,7 +37,8 @@ CITY = {
 def worker(request: pytest.FixtureRequest) -> Iterator[WorkerSession]:
     """Yields a worker of each runtime in turn."""
     path = demo_model() if request.param == "llama_cpp" else demo_safetensors()
-    with WorkerSession(request.param, path, context_tokens=CONTEXT, batch_tokens=STEP, chunk_tokens=128) as started:
+    sizes = {"context_tokens": CONTEXT, "batch_tokens": STEP, "chunk_tokens": 128}
+    with WorkerSession(request.param, path, **sizes, speculation="ngram") as started:
         assert started.ready, started.failed
         yield started
 
@@ -68,6 +69,14 @@ def test_a_prompt_of_tokens_is_answered_as_its_text(worker: WorkerSession) -> No
     text = worker.finish(worker.submit("The capital of France is", max_tokens=4))
     ids = [504, 3575, 282, 4649, 314]
     assert worker.finish(worker.submit(ids, max_tokens=4)).text == text.text
+
+
+def test_a_prediction_never_changes_the_answer(worker: WorkerSession) -> None:
+    plain = worker.answer(CAPITAL).text
+    for prediction in (plain, plain[:12] + "Rome, Rome, Rome", "<|im_end|>", "word " * 10_000):
+        answer = worker.answer(CAPITAL, prediction=prediction)
+        assert (answer.text, answer.finish, answer.tokens) == (plain, "stop", 8)
+        assert answer.pieces[-1].accepted_tokens <= 8
 
 
 def test_requests_side_by_side_answer_like_alone(worker: WorkerSession) -> None:

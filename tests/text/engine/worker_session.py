@@ -120,7 +120,11 @@ class WorkerSession:
 
     def submit(self, prompt: str | list[int], *, client: str = "a", **given: Any) -> int:
         """Sends a request; by default greedy and at most 24 tokens."""
-        own = {name: given.pop(name) for name in ("grammar", "logprobs", "special", "deadline") if name in given}
+        own = {
+            name: given.pop(name)
+            for name in ("grammar", "logprobs", "special", "deadline", "prediction")
+            if name in given
+        }
         number = next(self._numbers)
         self.answers[number] = Answer()
         sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 24} | given))

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61llm/models/v1/figures.proto\x12\x0e\x61llm.models.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x04\n\x0eReplicaFigures\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06uptime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07running\x18\x03 \x01(\x03\x12\x0f\n\x07waiting\x18\x04 \x01(\x03\x12\x1d\n\x10generated_tokens\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\raudio_seconds\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x06images\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12/\n\x0c\x66irst_output\x18\t \x01(\x0b\x32\x19.allm.models.v1.Latencies\x12/\n\x0coutput_token\x18\n \x01(\x0b\x32\x19.allm.models.v1.Latencies\x12*\n\x07request\x18\x0b \x01(\x0b\x32\x19.allm.models.v1.Latencies\x12)\n\x04host\x18\x0c \x01(\x0b\x32\x1b.allm.models.v1.HostFigures\x12-\n\x06\x65vents\x18\r \x03(\x0b\x32\x1d.allm.models.v1.NumberedEventB\x13\n\x11_generated_tokensB\x10\n\x0e_prompt_tokensB\x10\n\x0e_audio_secondsB\t\n\x07_images\"+\n\tLatencies\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\"\x99\x01\n\x0bHostFigures\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x12\n\nused_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fthreshold_share\x18\x05 \x01(\x01\x12.\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32\x1d.allm.models.v1.DeviceFigures\"R\n\rDeviceFigures\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x12\n\nused_bytes\x18\x04 \x01(\x03\"L\n\rNumberedEvent\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12+\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1c.allm.models.v1.MachineEvent\"\x9b\x01\n\x0cMachineEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .allm.models.v1.MachineEventKind\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x0f\n\x07replica\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t*\x83\x02\n\x10MachineEventKind\x12\"\n\x1eMACHINE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19MACHINE_EVENT_KIND_LOADED\x10\x01\x12\x1f\n\x1bMACHINE_EVENT_KIND_UNLOADED\x10\x02\x12\x1e\n\x1aMACHINE_EVENT_KIND_EVICTED\x10\x03\x12\"\n\x1eMACHINE_EVENT_KIND_LOAD_FAILED\x10\x04\x12\"\n\x1eMACHINE_EVENT_KIND_WORKER_DIED\x10\x05\x12#\n\x1fMACHINE_EVENT_KIND_REPLICA_LOST\x10\x06\x42J\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61llm/models/v1/figures.proto\x12\x0e\x61llm.models.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x83\x05\n\x0eReplicaFigures\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06uptime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07running\x18\x03 \x01(\x03\x12\x0f\n\x07waiting\x18\x04 \x01(\x03\x12\x1d\n\x10generated_tokens\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\raudio_seconds\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x06images\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12/\n\x0c\x66irst_output\x18\t \x01(\x0b\x32\x19.allm.models.v1.Latencies\x12/\n\x0coutput_token\x18\n \x01(\x0b\x32\x19.allm.models.v1.Latencies\x12*\n\x07request\x18\x0b \x01(\x0b\x32\x19.allm.models.v1.Latencies\x12)\n\x04host\x18\x0c \x01(\x0b\x32\x1b.allm.models.v1.HostFigures\x12-\n\x06\x65vents\x18\r \x03(\x0b\x32\x1d.allm.models.v1.NumberedEvent\x12\x19\n\x0c\x64raft_tokens\x18\x0e \x01(\x01H\x04\x88\x01\x01\x12\x1c\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0f \x01(\x01H\x05\x88\x01\x01\x42\x13\n\x11_generated_tokensB\x10\n\x0e_prompt_tokensB\x10\n\x0e_audio_secondsB\t\n\x07_imagesB\x0f\n\r_draft_tokensB\x12\n\x10_accepted_tokens\"+\n\tLatencies\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\"\x99\x01\n\x0bHostFigures\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x12\n\nused_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fthreshold_share\x18\x05 \x01(\x01\x12.\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32\x1d.allm.models.v1.DeviceFigures\"R\n\rDeviceFigures\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x12\n\nused_bytes\x18\x04 \x01(\x03\"L\n\rNumberedEvent\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12+\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1c.allm.models.v1.MachineEvent\"\x9b\x01\n\x0cMachineEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .allm.models.v1.MachineEventKind\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x0f\n\x07replica\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t*\x83\x02\n\x10MachineEventKind\x12\"\n\x1eMACHINE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19MACHINE_EVENT_KIND_LOADED\x10\x01\x12\x1f\n\x1bMACHINE_EVENT_KIND_UNLOADED\x10\x02\x12\x1e\n\x1aMACHINE_EVENT_KIND_EVICTED\x10\x03\x12\"\n\x1eMACHINE_EVENT_KIND_LOAD_FAILED\x10\x04\x12\"\n\x1eMACHINE_EVENT_KIND_WORKER_DIED\x10\x05\x12#\n\x1fMACHINE_EVENT_KIND_REPLICA_LOST\x10\x06\x42J\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'allm.models.v1.figures_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021ai.allm.models.v1P\001Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1'
-  _globals['_MACHINEEVENTKIND']._serialized_start=1187
-  _globals['_MACHINEEVENTKIND']._serialized_end=1446
+  _globals['_MACHINEEVENTKIND']._serialized_start=1281
+  _globals['_MACHINEEVENTKIND']._serialized_end=1540
   _globals['_REPLICAFIGURES']._serialized_start=114
-  _globals['_REPLICAFIGURES']._serialized_end=663
-  _globals['_LATENCIES']._serialized_start=665
-  _globals['_LATENCIES']._serialized_end=708
-  _globals['_HOSTFIGURES']._serialized_start=711
-  _globals['_HOSTFIGURES']._serialized_end=864
-  _globals['_DEVICEFIGURES']._serialized_start=866
-  _globals['_DEVICEFIGURES']._serialized_end=948
-  _globals['_NUMBEREDEVENT']._serialized_start=950
-  _globals['_NUMBEREDEVENT']._serialized_end=1026
-  _globals['_MACHINEEVENT']._serialized_start=1029
-  _globals['_MACHINEEVENT']._serialized_end=1184
+  _globals['_REPLICAFIGURES']._serialized_end=757
+  _globals['_LATENCIES']._serialized_start=759
+  _globals['_LATENCIES']._serialized_end=802
+  _globals['_HOSTFIGURES']._serialized_start=805
+  _globals['_HOSTFIGURES']._serialized_end=958
+  _globals['_DEVICEFIGURES']._serialized_start=960
+  _globals['_DEVICEFIGURES']._serialized_end=1042
+  _globals['_NUMBEREDEVENT']._serialized_start=1044
+  _globals['_NUMBEREDEVENT']._serialized_end=1120
+  _globals['_MACHINEEVENT']._serialized_start=1123
+  _globals['_MACHINEEVENT']._serialized_end=1278
 # @@protoc_insertion_point(module_scope)

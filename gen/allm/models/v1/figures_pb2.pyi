@@ -80,6 +80,8 @@ class ReplicaFigures(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests that its models compute now."""
     waiting: _builtins.int
@@ -92,6 +94,10 @@ class ReplicaFigures(_message.Message):
     """Seconds of audio transcribed so far; absent if the service transcribes none."""
     images: _builtins.float
     """Images generated so far; absent if the service generates none."""
+    draft_tokens: _builtins.float
+    """Guesses of tokens computed so far (ALLM_SPECULATION); absent if the service generates none."""
+    accepted_tokens: _builtins.float
+    """Those of them that were right; part of the generated tokens."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started; a restart resets the counters."""
@@ -136,13 +142,19 @@ class ReplicaFigures(_message.Message):
         request: Global___Latencies | None = ...,
         host: Global___HostFigures | None = ...,
         events: _abc.Iterable[Global___NumberedEvent] | None = ...,
+        draft_tokens: _builtins.float | None = ...,
+        accepted_tokens: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_audio_seconds", b"_audio_seconds", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "audio_seconds", b"audio_seconds", "first_output", b"first_output", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "output_token", b"output_token", "prompt_tokens", b"prompt_tokens", "request", b"request", "start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "first_output", b"first_output", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "output_token", b"output_token", "prompt_tokens", b"prompt_tokens", "request", b"request", "start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audio_seconds", b"_audio_seconds", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "audio_seconds", b"audio_seconds", "events", b"events", "first_output", b"first_output", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "output_token", b"output_token", "prompt_tokens", b"prompt_tokens", "request", b"request", "running", b"running", "start_time", b"start_time", "uptime", b"uptime", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "events", b"events", "first_output", b"first_output", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "output_token", b"output_token", "prompt_tokens", b"prompt_tokens", "request", b"request", "running", b"running", "start_time", b"start_time", "uptime", b"uptime", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accepted_tokens: _TypeAlias = _typing.Literal["accepted_tokens"]  # noqa: Y015
+    _WhichOneofArgType__accepted_tokens: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens"]  # noqa: Y015
     _WhichOneofReturnType__audio_seconds: _TypeAlias = _typing.Literal["audio_seconds"]  # noqa: Y015
     _WhichOneofArgType__audio_seconds: _TypeAlias = _typing.Literal["_audio_seconds", b"_audio_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__draft_tokens: _TypeAlias = _typing.Literal["draft_tokens"]  # noqa: Y015
+    _WhichOneofArgType__draft_tokens: _TypeAlias = _typing.Literal["_draft_tokens", b"_draft_tokens"]  # noqa: Y015
     _WhichOneofReturnType__generated_tokens: _TypeAlias = _typing.Literal["generated_tokens"]  # noqa: Y015
     _WhichOneofArgType__generated_tokens: _TypeAlias = _typing.Literal["_generated_tokens", b"_generated_tokens"]  # noqa: Y015
     _WhichOneofReturnType__images: _TypeAlias = _typing.Literal["images"]  # noqa: Y015
@@ -150,7 +162,11 @@ class ReplicaFigures(_message.Message):
     _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens) -> _WhichOneofReturnType__accepted_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__audio_seconds) -> _WhichOneofReturnType__audio_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_tokens) -> _WhichOneofReturnType__draft_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__generated_tokens) -> _WhichOneofReturnType__generated_tokens | None: ...
     @_typing.overload

@@ -244,6 +244,8 @@ class Traffic(_message.Message):
     FIRST_OUTPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     modality: _model_pb2.Modality.ValueType
     """The modality."""
     replicas: _builtins.int
@@ -260,6 +262,10 @@ class Traffic(_message.Message):
     """Seconds of audio transcribed per second over about the last minute."""
     images_per_second: _builtins.float
     """Images generated per second over about the last minute."""
+    draft_tokens_per_second: _builtins.float
+    """Guesses of tokens computed per second over about the last four seconds (ALLM_SPECULATION)."""
+    accepted_tokens_per_second: _builtins.float
+    """Right guesses per second over about the last four seconds; part of the generated tokens."""
     @_builtins.property
     def first_output(self) -> Global___Percentiles:
         """Times to the first token, segment or image."""
@@ -286,13 +292,19 @@ class Traffic(_message.Message):
         first_output: Global___Percentiles | None = ...,
         output_token: Global___Percentiles | None = ...,
         request: Global___Percentiles | None = ...,
+        draft_tokens_per_second: _builtins.float | None = ...,
+        accepted_tokens_per_second: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_audio_seconds_per_second", b"_audio_seconds_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audio_seconds_per_second", b"_audio_seconds_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "modality", b"modality", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "replicas", b"replicas", "request", b"request", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "modality", b"modality", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "replicas", b"replicas", "request", b"request", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accepted_tokens_per_second: _TypeAlias = _typing.Literal["accepted_tokens_per_second"]  # noqa: Y015
+    _WhichOneofArgType__accepted_tokens_per_second: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second"]  # noqa: Y015
     _WhichOneofReturnType__audio_seconds_per_second: _TypeAlias = _typing.Literal["audio_seconds_per_second"]  # noqa: Y015
     _WhichOneofArgType__audio_seconds_per_second: _TypeAlias = _typing.Literal["_audio_seconds_per_second", b"_audio_seconds_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__draft_tokens_per_second: _TypeAlias = _typing.Literal["draft_tokens_per_second"]  # noqa: Y015
+    _WhichOneofArgType__draft_tokens_per_second: _TypeAlias = _typing.Literal["_draft_tokens_per_second", b"_draft_tokens_per_second"]  # noqa: Y015
     _WhichOneofReturnType__generated_tokens_per_second: _TypeAlias = _typing.Literal["generated_tokens_per_second"]  # noqa: Y015
     _WhichOneofArgType__generated_tokens_per_second: _TypeAlias = _typing.Literal["_generated_tokens_per_second", b"_generated_tokens_per_second"]  # noqa: Y015
     _WhichOneofReturnType__images_per_second: _TypeAlias = _typing.Literal["images_per_second"]  # noqa: Y015
@@ -300,7 +312,11 @@ class Traffic(_message.Message):
     _WhichOneofReturnType__prompt_tokens_per_second: _TypeAlias = _typing.Literal["prompt_tokens_per_second"]  # noqa: Y015
     _WhichOneofArgType__prompt_tokens_per_second: _TypeAlias = _typing.Literal["_prompt_tokens_per_second", b"_prompt_tokens_per_second"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens_per_second) -> _WhichOneofReturnType__accepted_tokens_per_second | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__audio_seconds_per_second) -> _WhichOneofReturnType__audio_seconds_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_tokens_per_second) -> _WhichOneofReturnType__draft_tokens_per_second | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__generated_tokens_per_second) -> _WhichOneofReturnType__generated_tokens_per_second | None: ...
     @_typing.overload

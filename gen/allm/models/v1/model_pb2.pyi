@@ -293,6 +293,7 @@ class EngineSettings(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     tensor_parallel: _builtins.int
     """GPUs of one machine that compute each layer together, from 1 to 64. (ALLM_TENSOR_PARALLEL)"""
     pipeline_parallel: _builtins.int
@@ -307,6 +308,10 @@ class EngineSettings(_message.Message):
     """Tokens in the key-value cache that all requests share, from 16 to 100000000. (ALLM_KV_TOKENS)"""
     dtype: _builtins.str
     """Precision of computation for safetensors: `auto`, `bfloat16`, `float16` or `float32`. (ALLM_DTYPE)"""
+    speculation: _builtins.str
+    """How the next tokens are guessed, so that a step computes several: `off`, or `ngram`: from repetitions in the
+    request's and the client's own texts. The tokens stay the same. (ALLM_SPECULATION)
+    """
     def __init__(
         self,
         *,
@@ -316,10 +321,11 @@ class EngineSettings(_message.Message):
         max_sequences: _builtins.int = ...,
         kv_tokens: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        speculation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "dtype", b"dtype", "kv_tokens", b"kv_tokens", "max_sequences", b"max_sequences", "pipeline_parallel", b"pipeline_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "dtype", b"dtype", "kv_tokens", b"kv_tokens", "max_sequences", b"max_sequences", "pipeline_parallel", b"pipeline_parallel", "speculation", b"speculation", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

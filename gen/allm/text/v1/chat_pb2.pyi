@@ -503,6 +503,8 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt, including cached ones."""
     cached_tokens: _builtins.int
@@ -511,6 +513,10 @@ class Usage(_message.Message):
     """Generated tokens, including the end-of-turn token."""
     reasoning_tokens: _builtins.int
     """Tokens of the model's reasoning, which are part of the completion tokens."""
+    accepted_tokens: _builtins.int
+    """Completion tokens that were guessed correctly before the model sampled them (ALLM_SPECULATION)."""
+    rejected_tokens: _builtins.int
+    """Guesses that the model's tokens refuted; no part of the completion tokens."""
     def __init__(
         self,
         *,
@@ -518,10 +524,12 @@ class Usage(_message.Message):
         cached_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         reasoning_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+        rejected_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rejected_tokens", b"rejected_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -219,6 +219,12 @@ def _name(tool: NamedFunction | NamedCustom) -> str:
     return tool.function.name
 
 
+class Prediction(msgspec.Struct, tag_field="type", tag="content"):
+    """The text that the caller expects as the answer."""
+
+    content: str | list[ContentPart]
+
+
 class ChatCompletionRequest(SamplingBody, kw_only=True):
     """The body of POST /v1/chat/completions. The second group of fields is declared only to be rejected."""
 
@@ -240,12 +246,12 @@ class ChatCompletionRequest(SamplingBody, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    prediction: Prediction | None = None
 
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
-    prediction: Any = None
     verbosity: str | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -285,6 +291,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         choices=1 if request.n is None else request.n,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         reasoning_effort=request.reasoning_effort or "",
+        prediction=_text(request.prediction.content, "prediction.content") if request.prediction else "",
         cache_key=request.prompt_cache_key or "",
     )
     limits.check(chat, _called(request))
@@ -306,7 +313,6 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
             ("function_call", request.function_call, ("none", "auto")),
             ("modalities", request.modalities, (["text"],)),
             ("audio", request.audio, ()),
-            ("prediction", request.prediction, ()),
             ("verbosity", request.verbosity, ("medium",)),
             ("store", request.store, (False,)),
             ("service_tier", request.service_tier, ("auto", "default")),

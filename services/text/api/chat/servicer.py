@@ -108,7 +108,8 @@ def read_request(request: AnyRequest) -> ChatRequest:
     limits.check_count("messages", len(request.messages))
     messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
     choices = request.choices if request.HasField("choices") else 1
-    return read_settings(request.model, messages, request, choices)
+    chat = read_settings(request.model, messages, request, choices)
+    return dataclasses.replace(chat, prediction=request.prediction)
 
 
 def read_settings(

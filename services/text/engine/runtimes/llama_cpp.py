@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.kv_cells import BLOCK, DEFAULT_CONTEXT, cache_cells, context_size, stream_count
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import OutOfCells, Sampled, TokenSpan, check_bias, kept_states
+from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan, check_bias, kept_states
 from services.text.engine.runtimes import llama_cpp_streams
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.runtimes.llama_cpp_streams import StreamMemory, gap_fillers
@@ -128,8 +128,8 @@ class LlamaEngine:
             llama_cpp.llama_sampler_free(sampler.chain)
             sampler.chain = None
 
-    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
-        """Computes all spans in one llama_decode and samples a token for each span with a sampler."""
+    def step(self, spans: Sequence[TokenSpan]) -> list[Outcomes]:
+        """Computes all spans in one llama_decode and samples the next tokens of each span with a sampler."""
         fillers = [] if self.shares_cells else gap_fillers(spans, self._end, self._context_tokens, self._room)
         if fillers:
             spans = sorted((*spans, *fillers), key=lambda span: span.sequence)
@@ -180,8 +180,8 @@ class LlamaEngine:
                 batch.seq_id[at][0] = span.sequence
                 batch.logits[at] = 0
                 at += 1
-            if span.sampler is not None:
-                batch.logits[at - 1] = 1
+            for row in range(at - span.rows, at):
+                batch.logits[row] = 1
         batch.n_tokens = at
 
     def _end(self, sequence: int) -> int:
@@ -197,23 +197,25 @@ class LlamaEngine:
         constraint.fill(mask.ctypes.data, mask.nbytes)
         return mask
 
-    def _sample(
-        self, spans: Sequence[TokenSpan], masks: Sequence[NDArray[np.int32] | None]
-    ) -> list[Sampled | EngineError | None]:
-        wanted = sum(span.sampler is not None for span in spans)
+    def _sample(self, spans: Sequence[TokenSpan], masks: Sequence[NDArray[np.int32] | None]) -> list[Outcomes]:
+        """Samples the next tokens of the spans. `masks`: of the first token of each."""
+        wanted = sum(span.rows for span in spans)
         if not wanted:
             llama_cpp.llama_synchronize(self._context)
-            return [None] * len(spans)
+            return [[] for _ in spans]
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (wanted, self._n_vocab))
-        sampled: list[Sampled | EngineError | None] = []
-        row, last = 0, -1
+        sampled: list[Outcomes] = []
+        row, end = 0, 0
         for span, mask in zip(spans, masks, strict=True):
-            last += len(span.tokens)
-            if span.sampler is None:
-                sampled.append(None)
-                continue
-            sampled.append(self._choose(span.sampler, logits[row], mask, last))
-            row += 1
+            end += len(span.tokens)
+            outcomes: Outcomes = []
+            if span.sampler is not None:
+                outcomes.append(self._choose(span.sampler, logits[row], mask, end - span.rows))
+            while span.sampler is not None and span.goes_on(len(outcomes) - 1, outcomes[-1]):
+                place, following = len(outcomes), self._mask(span.sampler.constraint)
+                outcomes.append(self._choose(span.sampler, logits[row + place], following, end - span.rows + place))
+            row += span.rows
+            sampled.append(outcomes)
         return sampled
 
     def _choose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ def test_a_whole_completion_has_exactly_openais_fields() -> None:
     assert choice["message"] == {"role": "assistant", "content": "Hi!", "refusal": None, "annotations": []}
     assert (value["id"], value["created"], value["model"]) == ("chatcmpl-1", 1_700_000_000, "m")
     assert (value["object"], value["system_fingerprint"]) == ("chat.completion", None)
+
+
+def test_usage_counts_right_and_wrong_guesses() -> None:
+    details = usage_object(dataclasses.replace(USAGE, accepted_tokens=3, rejected_tokens=2))[
+        "completion_tokens_details"
+    ]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 2)
 
 
 def test_usage_adds_up_and_includes_cached_tokens() -> None:

@@ -199,7 +199,6 @@ def test_unsupported_parameters_are_refused_by_name_and_neutral_values_pass() ->
         ("function_call", ({"name": "f"},), ("none", "auto")),
         ("modalities", (["text", "audio"], ["audio"]), (["text"],)),
         ("audio", ({"voice": "x", "format": "wav"},), ()),
-        ("prediction", ({"type": "content", "content": "x"},), ()),
         ("verbosity", ("low", "high"), ("medium",)),
         ("store", (True,), (False,)),
         ("service_tier", ("flex", "priority"), ("auto", "default")),
@@ -291,6 +290,21 @@ def test_choices_and_logprobs_are_read() -> None:
     assert read(body(logprobs=True, top_logprobs=20))[1].logprobs == 20
     assert read(body(logprobs=False))[1].logprobs is None
     assert read(body(reasoning_effort="low"))[1].reasoning_effort == "low"
+
+
+def test_a_prediction_is_a_text_or_parts_of_text() -> None:
+    assert read(body())[1].prediction == ""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for content, text in (("ab\n", "ab\n"), (parts, "ab"), ("", "")):
+        with case(content=content):
+            assert read(body(prediction={"type": "content", "content": content}))[1].prediction == text
+    for prediction, param in (
+        ({"type": "content", "content": 1}, "prediction.content"),
+        ({"type": "other", "content": "x"}, "prediction"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, "prediction.content[0]"),
+    ):
+        with case(prediction=prediction):
+            assert (refusal(body(prediction=prediction)).param or "").startswith(param)
 
 
 def test_a_session_may_have_a_name() -> None:

@@ -6,6 +6,7 @@ once. Sequences with a common prefix share pages. docs/torch-runtime.md gives th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
-from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import Sampled, TokenSpan, check_bias, kept_states
+from services.text.engine.messages import EngineOptions, DecoderReady, TokenLogprob
+from services.text.engine.runtime import Outcomes, Sampled, TokenSpan, check_bias, kept_states
 from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
 from services.text.engine.runtimes.torch.packing import make_batch
@@ -104,8 +105,8 @@ class SafetensorsEngine(VocabularySpeaker):
         self._sampler.free(sampler)
 
     @torch.inference_mode()
-    def step(self, spans: Sequence[TokenSpan]) -> list[Sampled | EngineError | None]:
-        """Computes all spans in one pass through the model and samples a token for each span with a sampler."""
+    def step(self, spans: Sequence[TokenSpan]) -> list[Outcomes]:
+        """Computes all spans in one pass through the model and samples the next tokens of each span with a sampler."""
         copies = self._tables.extend([(span.sequence, span.start, len(span.tokens)) for span in spans])
         batch, order = make_batch(spans, self._tables.rows, copies)
         if self._others:
@@ -113,11 +114,7 @@ class SafetensorsEngine(VocabularySpeaker):
         logits = self.executor.run(batch)
         for span in spans:
             self._lengths[span.sequence] = span.start + len(span.tokens)
-        outcomes: list[Sampled | EngineError | None] = [None] * len(spans)
-        wanted: list[Sampler] = [spans[number].sampler for number in order]  # type: ignore[misc]
-        for number, outcome in zip(order, self._choose(logits, wanted), strict=True):
-            outcomes[number] = outcome
-        return outcomes
+        return self._sample(spans, order, logits)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Shares the pages of the first `tokens` of `source` with `target`, and copies its recurrent state.
@@ -145,10 +142,23 @@ class SafetensorsEngine(VocabularySpeaker):
 
     # --- a step
 
+    def _sample(self, spans: Sequence[TokenSpan], order: list[int], logits: Tensor) -> list[Outcomes]:
+        """Samples the next tokens of the spans in `order`, whose rows `logits` [rows, vocabulary] has."""
+        outcomes: list[Outcomes] = [[] for _ in spans]
+        ends = itertools.accumulate(spans[number].rows for number in order)
+        first = {number: end - spans[number].rows for number, end in zip(order, ends, strict=True)}
+        asked, place = order, 0
+        while asked:
+            rows = logits if len(asked) == len(logits) else logits[[first[number] + place for number in asked]]
+            samplers: list[Sampler] = [spans[number].sampler for number in asked]  # type: ignore[misc]
+            for number, outcome in zip(asked, self._choose(rows, samplers), strict=True):
+                outcomes[number].append(outcome)
+            asked = [number for number in asked if spans[number].goes_on(place, outcomes[number][-1])]
+            place += 1
+        return outcomes
+
     def _choose(self, logits: Tensor, samplers: list[Sampler]) -> list[Sampled | EngineError]:
         """Samples the next tokens from logits [rows, vocabulary]. A GPU still computes while masks are filled."""
-        if not samplers:
-            return []
         constrained = [sampler.constraint for sampler in samplers if sampler.constraint is not None]
         masks = torch.zeros(len(constrained), (self._vocab_size + 31) // 32, dtype=torch.int32)
         for mask, constraint in zip(masks, constrained, strict=True):

@@ -128,7 +128,7 @@ class Executor:
         self._cache.copy_pages(batch.copies)
         if self._steps is not None and self._steps.fits(batch):
             logits = self._steps.run(batch)
-            return logits if all(batch.wanted) else logits[torch.tensor(batch.wanted, device=self.device)]
+            return logits if all(batch.wanted) else logits[torch.tensor(batch.wanted, device=self.device).bool()]
         return self.forward(pack(batch, self._windows, self.device))
 
     def forward(self, packed: Packed) -> Tensor:

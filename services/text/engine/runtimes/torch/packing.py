@@ -20,7 +20,7 @@ class Batch:
 
     starts: list[int]  # per span: position of its first token
     counts: list[int]  # per span: number of tokens
-    wanted: list[bool]  # per span: whether the logits of its last token are needed
+    wanted: list[int]  # per span: number of its last tokens whose logits are needed
     sequences: list[int]  # per span: sequence id
     tokens: list[int]  # of all spans
     pages: Tensor  # int64 [spans, pages]: of each span's sequence, filled up with the page of zeros
@@ -31,7 +31,7 @@ class Batch:
         width = self.pages.shape[1]
         head = [len(self.starts), len(self.tokens), width, len(self.copies)]
         copies = [page for copy in self.copies for page in copy]
-        spans = [*self.starts, *self.counts, *map(int, self.wanted), *self.sequences]
+        spans = [*self.starts, *self.counts, *self.wanted, *self.sequences]
         return array("q", [*head, *spans, *self.tokens, *self.pages.reshape(-1).tolist(), *copies]).tobytes()
 
     @classmethod
@@ -42,8 +42,7 @@ class Batch:
         parts = _split(numbers[4:], [spans, spans, spans, spans, tokens, spans * width, 2 * copies])
         starts, counts, wanted, sequences, ids, pages, pairs = parts
         table = torch.tensor(pages, dtype=torch.long).view(spans, width)
-        flags, both = [bool(w) for w in wanted], list(zip(pairs[::2], pairs[1::2], strict=True))
-        return cls(starts, counts, flags, sequences, ids, table, both)
+        return cls(starts, counts, wanted, sequences, ids, table, list(zip(pairs[::2], pairs[1::2], strict=True)))
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Packed:
 
 
 def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int, int]]) -> tuple[Batch, list[int]]:
-    """Builds a batch of spans. Returns it, and for each wanted row of logits the index of its span.
+    """Builds a batch of spans. Returns it, and the indexes of the spans with wanted logits, in the order of their rows.
 
     `rows` are the page tables of all sequences. In the batch, spans of one token come first.
     """
@@ -67,7 +66,7 @@ def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int,
     batch = Batch(
         starts=[span.start for span in sorted_spans],
         counts=[len(span.tokens) for span in sorted_spans],
-        wanted=[span.sampler is not None for span in sorted_spans],
+        wanted=[span.rows for span in sorted_spans],
         sequences=[span.sequence for span in sorted_spans],
         tokens=[token for span in sorted_spans for token in span.tokens],
         pages=rows[torch.tensor([span.sequence for span in sorted_spans]), :longest],
@@ -103,9 +102,15 @@ def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
     return Packed(
         tokens=torch.tensor(batch.tokens, device=device)[None],
         positions=positions[None],
-        wanted=(ends - 1)[torch.tensor(batch.wanted, dtype=torch.bool)].to(device),
+        wanted=_wanted_rows(ends.tolist(), batch.wanted, device),
         plan=Plan(cells.to(device), decode, chunks),
     )
+
+
+def _wanted_rows(ends: list[int], wanted: list[int], device: torch.device) -> Tensor:
+    """Returns the indexes of the tokens whose logits are needed: the last `wanted` of each span."""
+    rows = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
+    return torch.tensor(rows, dtype=torch.long, device=device)
 
 
 def decode_plan(positions: Tensor, pages: Tensor, windows: Sequence[int]) -> Decode:
