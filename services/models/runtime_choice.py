@@ -206,7 +206,7 @@ def _memory(model: ModelFacts) -> int:
     return max(model.size, model.unpacked_size)
 
 
-def _lack(runtime: Runtime, engine: EngineSettings) -> str:
+def _lack(runtime: RuntimeSpec, engine: EngineSettings) -> str:
     """Returns which of the engine settings a runtime does not support; empty if it supports all."""
     if engine.pipeline_parallel > 1 and not runtime.pipelines:
         return f"it does not divide models into stages, and {_stages(engine)}"

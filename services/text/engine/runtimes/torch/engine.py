@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
-from services.text.engine.messages import EngineOptions, DecoderReady, TokenLogprob
+from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
 from services.text.engine.runtime import Outcomes, Sampled, TokenSpan, check_bias, kept_states
 from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
