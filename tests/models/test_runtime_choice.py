@@ -293,7 +293,7 @@ def test_speculation_needs_a_runtime_that_guesses() -> None:
     assert registry.resolve(model, asked="vllm", engine=off).name == "vllm"
     with pytest.raises(Unsupported, match=r"'vllm' .* does not guess tokens, and speculation=ngram is requested"):
         registry.resolve(model, asked="vllm", engine=ngram)
-    with pytest.raises(Unsupported, match="m: torch, vllm does not guess tokens, and speculation=ngram is requested"):
+    with pytest.raises(Unsupported, match="m: vllm does not guess tokens, and speculation=ngram is requested"):
         registry.resolve(descriptor(**SAFETENSORS, architecture="mixtral"), engine=ngram)
 
 
