@@ -195,7 +195,6 @@ def test_a_choice_of_tools_is_read() -> None:
 
 def test_unsupported_parameters_are_refused_by_name() -> None:
     for parameters, param in [
-        ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
