@@ -90,13 +90,14 @@ class Chat:
             reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
             grammar = grammar_of(request, model.dialect, reasoning_open=reasoning_open)
             tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
+            bare = request.tool_choice.mode == "auto" and request.output.kind == "text"
             choices = []
             for number in range(request.choices):
                 sampling = request.sampling.for_choice(number)
                 answer = await stack.enter_async_context(
                     model.generate(client, prompt, sampling, grammar, request.logprobs, request.cache_key)
                 )
-                choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open)))
+                choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)))
             completion = Completion(stored.id, choices)
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)

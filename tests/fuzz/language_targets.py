@@ -131,10 +131,11 @@ def _answer(case: bytes) -> None:
     chance = random.Random(zlib.crc32(case))  # noqa: S311 (the same cuts each time)
     cuts = sorted(chance.choices(range(len(text) + 1), k=5))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    is_open, cut, tools = bool(bits & 1), bool(bits & 2), () if bits & 4 else SHAPES
+    is_open, cut, tools, bare = bool(bits & 1), bool(bits & 2), () if bits & 4 else SHAPES, bool(bits & 8)
     for dialect in DIALECTS:
         reported = [
-            _told(dialect.parser(tools, reasoning_open=is_open), way, cut=cut) for way in ([text], list(text), pieces)
+            _told(dialect.parser(tools, reasoning_open=is_open, bare=bare), way, cut=cut)
+            for way in ([text], list(text), pieces)
         ]
         assert reported[0] == reported[1] == reported[2], f"{dialect.name}: cutting matters"
 
