@@ -64,7 +64,7 @@ class Sequence:
     def __post_init__(self) -> None:
         if self.constraint is not None:
             # Only the grammar ends the answer: cut elsewhere, it would not parse.
-            self.params = replace(self.params, stop=(), ignore_eos=False)
+            self.params = replace(self.params, stop=(), ignore_eos=False, min_tokens=0, stop_token_ids=())
         self.prompt_tokens = len(self.tokens)
         self.text = TextAssembler(self.params.stop)
         self.held_logprobs = None if self.logprobs is None else HeldLogprobs()
