@@ -17,7 +17,7 @@ from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded, Unsupported
 from services.models.store import StoredModel
 from services.telemetry import tracing
-from services.text.conversation import ChatRequest, Message, Tool, ToolCall
+from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, Dialect
@@ -36,6 +36,7 @@ _FINAL_CHANNEL = (
 _SPACES = {"whitespace_pattern": r"\n?[ ]{0,16}"}
 # A complete reasoning block before the answer, if the prompt has already opened it.
 _THOUGHT = r"thought[lazy]: /(.|\n)*<\/think>\s*/"
+_CALLERS = "callers"  # the name of a caller's own grammar
 _INTRODUCTION = """You may call one or more functions to assist with the user query.
 
 You are provided with function signatures within <tools></tools> XML tags:
@@ -130,11 +131,14 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
 def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) -> str:
     """Returns the grammar of the answer to a request whose schemas are checked; empty if it is unconstrained.
 
-    It is in llguidance's Lark dialect, with embedded JSON Schema; the worker applies it during sampling.
+    It is in llguidance's Lark dialect, with embedded JSON Schema, or JSON with two such grammars; the worker applies it
+    during sampling.
     """
     tools = request.callable_tools
     required = bool(tools) and request.tool_choice.mode == "required"
-    answer = _answer(request, dialect) if not required else ""
+    answer = "" if required else output_rule(request.output)
+    if answer and dialect.name == HARMONY.name:
+        answer = f"{_FINAL_CHANNEL} {answer}"
     calls = _calls(request, dialect, tools, required=required)
     if not answer and not calls:
         return ""
@@ -147,16 +151,25 @@ def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) 
     start = f"start: {alternatives}"
     if reasoning_open:
         start = f"start: thought ({alternatives})\n{_THOUGHT}"
-    return str(LLMatcher.grammar_from_lark("\n".join([start, *rules])))
+    return grammar_text("\n".join([start, *rules]), request.answer_lark if answer else "")
 
 
-def _answer(request: ChatRequest, dialect: Dialect) -> str:
-    """Returns the rule for the answer's text; empty if it is unconstrained."""
-    output = request.output
+def output_rule(output: OutputFormat) -> str:
+    """Returns the rule for an answer's text; empty if it is unconstrained."""
     if output.kind == "text":
         return ""
-    text = f"%json {json.dumps({**fit(output.schema or {'type': 'object'}), 'x-guidance': _SPACES})}"
-    return f"{_FINAL_CHANNEL} {text}" if dialect.name == HARMONY.name else text
+    if output.kind not in ("json_object", "json_schema"):
+        return f"@{_CALLERS}"
+    schema = {"type": "object"} if output.schema is None else output.schema
+    return f"%json {json.dumps({**fit(schema), 'x-guidance': _SPACES})}"
+
+
+def grammar_text(lark: str, answer_lark: str) -> str:
+    """Returns a grammar for the worker: `lark`, with the caller's own grammar for the rule of the answer's text."""
+    if not answer_lark:
+        return str(LLMatcher.grammar_from_lark(lark))
+    # Apart, the names of its rules cannot clash with ours.
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {"name": _CALLERS, "lark_grammar": answer_lark}]})
 
 
 def _calls(request: ChatRequest, dialect: Dialect, tools: Sequence[Tool], *, required: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.text.engine.messages import TokenLogprob
@@ -58,8 +58,10 @@ class ToolChoice:
 class OutputFormat:
     """The required format of the answer's text."""
 
-    kind: Literal["text", "json_object", "json_schema"] = "text"
+    kind: Literal["text", "json_object", "json_schema", "choice", "regex", "lark", "gbnf"] = "text"
     schema: dict[str, Any] | None = None  # for json_schema
+    choices: tuple[str, ...] = ()  # the possible answers; for choice
+    source: str = ""  # a regex that the whole answer matches, or a grammar: lark is llguidance's, gbnf llama.cpp's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class ChatRequest:
     # By tool: the schema of its arguments as a grammar has it, empty without a grammar. None: the request's schemas are
     # not checked yet (`SchemaChecker`).
     tool_schemas: Mapping[str, dict[str, Any]] | None = None
+    answer_lark: str = ""  # the grammar of the answer's text, if its format is not JSON; from the same check
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, such as enable_thinking
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

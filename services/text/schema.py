@@ -1,9 +1,9 @@
 """Prepares JSON Schemas for constrained sampling: removes keywords without effect and names unsupported ones.
 
-A small schema can take seconds to compile and gigabytes of memory. So this module is also the program of the confined
-process in which schemas are checked: `python -m services.text.schema FD`, run by the text service. Its processor time
-and its memory are limited for each request. It sends `ChildReady`, and then answers each order with `Begun`, followed
-by `SchemasChecked` or `OrderRefused`: a schema cannot be followed, and `param` names it.
+A small schema, or a small grammar, can take seconds to compile and gigabytes of memory. So this module is also the
+program of the confined process in which both are checked: `python -m services.text.schema FD`, run by the text service.
+Its processor time and its memory are limited for each request. It sends `ChildReady`, and then answers each order with
+`Begun`, followed by `SchemasChecked` or `OrderRefused`: a schema or a grammar cannot be followed, and `param` names it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits
 from services.errors import InvalidRequest
 from services.sandbox import child
 from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
+from services.text.caller_grammar import answer_lark
 from services.text.engine.constraint import LIMITS, in_one_line
 from services.worker.channel import BlockingChannel
 
@@ -193,9 +194,13 @@ def _problem(schema: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSchemas:
-    """An order to check all schemas of one request. Schemas are JSON texts, because numbers may have any size."""
+    """An order to check all schemas and the grammar of one request.
+
+    Schemas are JSON texts, because numbers may have any size.
+    """
 
     output: str  # of the answer; empty: none
+    kind: str = "json_schema"  # of `output`: a format that `answer_lark` knows, or a schema
     tools: tuple[tuple[str, bool | None], ...]  # of each tool: schema (empty: none) and strict; None: if it is possible
     constrained: bool  # whether a grammar is made even if no tool is strict
 
@@ -206,6 +211,7 @@ class SchemasChecked:
 
     strict: tuple[bool, ...]  # of each tool
     schemas: tuple[str, ...]  # of each tool, in the form that the compiler supports; empty: no grammar is made
+    lark: str = ""  # of an output that is no schema
 
 
 ToChecker = CheckSchemas
@@ -214,16 +220,19 @@ FromChecker = ChildReady | Unusable | Begun | SchemasChecked | OrderRefused
 
 def checked(order: CheckSchemas) -> SchemasChecked:
     """Checks all schemas of a request. Raises InvalidRequest."""
-    if order.output:
+    lark = ""
+    if order.output and order.kind == "json_schema":
         check_schema(json.loads(order.output), OUTPUT)
+    elif order.output:
+        lark = answer_lark(order.kind, order.output, OUTPUT)
     strict = tuple(_strict(schema, wanted, at) for at, (schema, wanted) in enumerate(order.tools))
     if not (order.constrained or any(strict)):
-        return SchemasChecked(strict, ())
+        return SchemasChecked(strict, (), lark)
     schemas = (
         json.dumps((fit if exact else lenient)(json.loads(schema))) if schema else ""
         for (schema, _), exact in zip(order.tools, strict, strict=True)
     )
-    return SchemasChecked(strict, tuple(schemas))
+    return SchemasChecked(strict, tuple(schemas), lark)
 
 
 def _strict(schema: str, wanted: bool | None, at: int) -> bool:

@@ -26,9 +26,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # texts that end the answer
     max_tokens: int | None = None  # None: up to the end of the context
     ignore_eos: bool = False  # continue past the end-of-turn token
-    min_tokens: int = (
-        0  # before so many tokens, neither the turn's end nor a stop token is sampled, nor a stop text found
-    )
+    min_tokens: int = 0  # so many tokens come before the turn's end, a stop token, or a stop text that counts
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer and are not part of it
 
     @property
