@@ -18,6 +18,7 @@ from services.errors import ContextLengthExceeded, Unsupported
 from services.models.store import StoredModel
 from services.telemetry import tracing
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall
+from services.text.engine.sampling import without_effect
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, Dialect
@@ -65,6 +66,12 @@ class Chat:
         """Returns the request with its schemas checked. Raises as `SchemaChecker.checked`."""
         return await self._schemas.checked(request)
 
+    async def output_grammar(self, output: OutputFormat) -> str:
+        """Returns the grammar of a text alone; empty if it is unconstrained. Raises as `SchemaChecker.checked`."""
+        lark = await self._schemas.lark(output)
+        rule = output_rule(output)
+        return grammar_text(f"start: {rule}", lark) if rule else ""
+
     async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
         async with self._models.loaded(stored) as model:
@@ -98,8 +105,9 @@ class Chat:
                 answer = await stack.enter_async_context(
                     model.generate(client, prompt, sampling, grammar, request.logprobs, request.cache_key)
                 )
-                choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)))
-            completion = Completion(stored.id, choices)
+                parser = model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)
+                choices.append(Choice(answer, parser, parallel=request.parallel_tool_calls))
+            completion = Completion(stored.id, choices, ignored=_ignored(model, request, grammar))
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             yield completion
@@ -124,8 +132,16 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
         tools or any(message.tool_calls or message.role == "tool" for message in request.messages)
     )
     if spelled_out:
-        return await model.template.render(with_tools(request.messages, tools), effort=request.reasoning_effort)
-    return await model.template.render(request.messages, tools, request.reasoning_effort)
+        messages, tools = with_tools(request.messages, tools), ()
+    else:
+        messages = request.messages
+    return await model.template.render(messages, tools, request.reasoning_effort, request.template_variables)
+
+
+def _ignored(model: LoadedTextModel, request: ChatRequest, grammar: str) -> list[str]:
+    """Returns the parameters that have no effect on the answer."""
+    unused = [f"chat_template_kwargs.{name}" for name in model.template.unused(request.template_variables)]
+    return unused + (without_effect(request.sampling) if grammar else [])
 
 
 def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) -> str:

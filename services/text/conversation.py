@@ -36,14 +36,24 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """A caller's group of tools."""
+
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function that the model may call."""
 
-    name: str
+    name: str  # for the model; of a member of a namespace `flat_name`
     description: str = ""
     parameters: dict[str, Any] | None = None  # JSON Schema of the arguments; None: no arguments
     # Whether the arguments must follow the schema even if the model is free not to call; None: if it is supported.
     strict: bool | None = False
+    namespace: Namespace | None = None
+    member: str = ""  # its name in its namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,9 @@ class OutputFormat:
     schema: dict[str, Any] | None = None  # for json_schema
     choices: tuple[str, ...] = ()  # the possible answers; for choice
     source: str = ""  # a regex that the whole answer matches, or a grammar: lark is llguidance's, gbnf llama.cpp's
+
+
+FREE_TEXT = OutputFormat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

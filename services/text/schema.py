@@ -9,6 +9,7 @@ Its processor time and its memory are limited for each request. It sends `ChildR
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +85,13 @@ _LIMITS = LLParserLimits(**LIMITS, verbose_errors=False)  # the worker has the s
 _ADVICE = ". Enable 'coerce_one_of'"  # only the compiler's direct callers can follow it
 
 
-def check_size(schema: dict[str, Any], param: str) -> int:
-    """Returns a schema's bytes as JSON. Raises InvalidRequest if they are too many, or nested too deeply."""
-    if _is_deeper(schema, MAX_DEPTH):
-        raise InvalidRequest(f"'{param}' is nested deeper than {MAX_DEPTH} levels.", param=param)
-    size = len(json.dumps(schema))
-    if size > MAX_BYTES:
-        raise InvalidRequest(f"'{param}' has {size} bytes; {MAX_BYTES} are allowed.", param=param)
+def check_size(value: Mapping[str, Any], param: str, most: int = MAX_BYTES, depth: int = MAX_DEPTH) -> int:
+    """Returns the bytes of a schema, or other JSON. Raises InvalidRequest if it is too large, or nested too deeply."""
+    if _is_deeper(value, depth):
+        raise InvalidRequest(f"'{param}' is nested deeper than {depth} levels.", param=param)
+    size = len(json.dumps(value))
+    if size > most:
+        raise InvalidRequest(f"'{param}' has {size} bytes; {most} are allowed.", param=param)
     return size
 
 

@@ -37,6 +37,7 @@ class CreateChatCompletionRequest(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels returns it. Required."""
     parallel_tool_calls: _builtins.bool
@@ -52,6 +53,10 @@ class CreateChatCompletionRequest(_message.Message):
     prompt_cache_key: _builtins.str
     """The caller's name for a session, at most 512 characters: the tokens computed for the session's last request stay in
     the prefix cache for the next one as long as memory allows. Optional.
+    """
+    template_variables_json: _builtins.str
+    """More variables of the model's chat template, such as `enable_thinking`, as a JSON object of at most 32 entries and
+    16 KiB. Optional.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
@@ -87,10 +92,11 @@ class CreateChatCompletionRequest(_message.Message):
         top_logprobs: _builtins.int | None = ...,
         reasoning_effort: _builtins.str = ...,
         prompt_cache_key: _builtins.str = ...,
+        template_variables_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
@@ -168,6 +174,7 @@ class StreamChatCompletionRequest(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels returns it. Required."""
     parallel_tool_calls: _builtins.bool
@@ -183,6 +190,10 @@ class StreamChatCompletionRequest(_message.Message):
     prompt_cache_key: _builtins.str
     """The caller's name for a session, at most 512 characters: the tokens computed for the session's last request stay in
     the prefix cache for the next one as long as memory allows. Optional.
+    """
+    template_variables_json: _builtins.str
+    """More variables of the model's chat template, such as `enable_thinking`, as a JSON object of at most 32 entries and
+    16 KiB. Optional.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
@@ -218,10 +229,11 @@ class StreamChatCompletionRequest(_message.Message):
         top_logprobs: _builtins.int | None = ...,
         reasoning_effort: _builtins.str = ...,
         prompt_cache_key: _builtins.str = ...,
+        template_variables_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
