@@ -83,7 +83,7 @@ def response_object(response: Response) -> dict[str, Any]:
         "store": bool(settings.store),
         "temperature": settings.sampling.temperature,
         "text": {"format": _format_object(settings.output, settings.output_name), "verbosity": "medium"},
-        "tool_choice": _choice_object(settings.tool_choice),
+        "tool_choice": _choice_object(settings.tool_choice, settings.tools),
         "tools": tool_objects(settings.tools),
         "top_logprobs": settings.logprobs or 0,
         "top_p": settings.sampling.top_p,
@@ -119,10 +119,15 @@ def _tool_object(tool: Tool) -> dict[str, Any]:
     }
 
 
-def _choice_object(choice: ToolChoice) -> Any:
+def _choice_object(choice: ToolChoice, given: Sequence[Tool]) -> Any:
     if not choice.names:
         return choice.mode
-    tools = [{"type": "function", "name": name} for name in sorted(choice.names)]
+    named = sorted((tool for tool in given if tool.name in choice.names), key=lambda tool: tool.name)
+    tools = [
+        {"type": "function", "name": tool.member or tool.name}
+        | ({"namespace": tool.namespace.name} if tool.namespace else {})
+        for tool in named
+    ]
     if choice.mode == "required" and len(tools) == 1:
         return tools[0]
     return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
