@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 from services.errors import AllmError
+from services.text.caller_grammar import answer_lark
 from services.text.chat import grammar_of
 from services.text.conversation import (
     CallArguments,
@@ -53,6 +54,42 @@ SCHEMA_WORDS = tuple(
             "uniqueItems",
         ),
         *("additionalProperties", "prefixItems", "propertyNames", "if", "then", "else", "(a{1000}){1000}", "^(a|b)*$"),
+    )
+)
+GRAMMAR_WORDS = tuple(
+    word.encode()
+    for word in (
+        *(
+            "root ::= ",
+            "start: ",
+            "%json {}",
+            "%llguidance {}",
+            "[a-z]",
+            "[^\\n]",
+            '"a"',
+            "{2,5}",
+            "{0,9999}",
+            "\\x{41}",
+            "(",
+            ")",
+        ),
+        *(
+            "|",
+            "*",
+            "+",
+            "?",
+            "\n",
+            "/",
+            "\\u00e9",
+            "@a",
+            "<|im_end|>",
+            "[lazy]",
+            "(?i)",
+            "(?s:.*)",
+            "& ~",
+            "#",
+            "root",
+        ),
     )
 )
 ANSWER_WORDS = (
@@ -123,6 +160,13 @@ def _refused(constant: str) -> object:
     raise ValueError(constant)
 
 
+def _grammar(case: bytes) -> None:
+    """Parses the kind of a caller's grammar and its text."""
+    if case:
+        kind = ("regex", "lark", "gbnf")[case[0] % 3]
+        assert "start:" in answer_lark(kind, case[1:].decode(errors="replace"), "grammar")
+
+
 def _answer(case: bytes) -> None:
     """Parses an option byte and an answer: in every dialect, each way to cut the answer gives the same events."""
     if not case:
@@ -175,5 +219,6 @@ def _check_order(events: list[ParsedEvent]) -> None:
 LANGUAGE_TARGETS = (
     FuzzTarget("schema", _schema, words=SCHEMA_WORDS, longest=8192, cases=500),
     FuzzTarget("built-schema", _built, longest=512, cases=500),
+    FuzzTarget("grammar", _grammar, words=GRAMMAR_WORDS, longest=2048, cases=500),
     FuzzTarget("answer", _answer, words=ANSWER_WORDS, longest=4096, cases=100),
 )
