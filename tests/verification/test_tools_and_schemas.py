@@ -8,7 +8,7 @@ from services.cli.verify.tools_and_schemas import unread
 def test_a_call_in_any_markup_is_told_from_words() -> None:
     for text in (
         'Sure: {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}',
-        '<function=get_weather>\n<parameter=city>\nParis\n</parameter>',
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter>",
         '[get_weather(city="Paris", days=3)]',
     ):
         assert unread(text)
