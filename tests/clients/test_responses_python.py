@@ -339,7 +339,6 @@ def test_a_bad_parameter_is_named(client: openai.OpenAI, parameters: dict[str, A
     [
         ("?include[]=thoughts", "include"),
         ("?include=thoughts", "include"),
-        ("?include_obfuscation=true&stream=true", "include_obfuscation"),
         ("?starting_after=3", "starting_after"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?order=up", "order"),

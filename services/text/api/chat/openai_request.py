@@ -312,7 +312,7 @@ def parameter_names(request: ChatCompletionRequest) -> dict[str, str]:
 
 
 def _tools(request: ChatCompletionRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
-    if request.functions is None and request.function_call is None:
+    if request.functions is None and not isinstance(request.function_call, FunctionName):
         tools = tools_of(request.tools or ())
         return tools, choice_of(request.tool_choice, tools)
     if request.tools or request.tool_choice is not None:

@@ -324,6 +324,7 @@ def test_functions_are_tools_of_which_one_may_be_called() -> None:
     chosen = read(body(functions=functions, function_call={"name": "g"}))[1].tool_choice
     assert chosen == ToolChoice(mode="required", names=frozenset({"g"}))
     assert not read(body(functions=[], function_call="auto"))[0].legacy
+    assert read(body(function_call="none", tools=[function("f")]))[1].tool_choice == ToolChoice()
 
 
 def test_the_name_of_a_wrong_function_is_the_callers() -> None:
@@ -333,6 +334,7 @@ def test_the_name_of_a_wrong_function_is_the_callers() -> None:
         ({"functions": [{"name": "f"}], "tool_choice": "auto"}, "functions"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "f"}, "tools": [function("f")]}, "functions"),
         ({"functions": [{"name": "a b"}]}, "functions[0]"),
         ({"functions": [one]}, "functions[0].parameters"),
         ({"functions": [{}]}, "functions[0].name"),
