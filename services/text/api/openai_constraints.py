@@ -16,7 +16,7 @@ import msgspec
 from services.errors import InvalidRequest
 from services.text.api.openai_sampling import SamplingBody, refuse_others
 from services.text.conversation import OutputFormat
-from services.text.schema import OUTPUT
+from services.text.schema import MAX_BYTES, OUTPUT
 
 # The name that the core has for the format of an answer.
 FORMAT = OUTPUT
@@ -71,6 +71,8 @@ def constrained(given: ConstraintBody, output: OutputFormat) -> tuple[OutputForm
 def _schema(value: str | Mapping[str, Any], name: str) -> OutputFormat:
     schema: Any = value
     if isinstance(value, str):
+        if len(value) > MAX_BYTES:
+            raise InvalidRequest(f"'{name}' has {len(value)} characters; {MAX_BYTES} are allowed.", param=name)
         try:
             schema = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:

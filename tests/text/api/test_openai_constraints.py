@@ -95,6 +95,7 @@ def test_a_malformed_constraint_is_named_as_the_caller_named_it() -> None:
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": " " * (2**18 + 1)}, "guided_json"),
         ({"guided_json": {"a": "x" * 2**18}}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
