@@ -171,7 +171,7 @@ def test_a_member_of_a_namespace_is_called_beside_a_tool_of_the_platform(client:
     assert (call.namespace, call.name) == ("mcp__sky", "get_weather")
     assert [tool.type for tool in response.tools] == ["namespace"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": None}
-    assert ask(client, [call.to_dict(), result], tools=tools, **ALIKE).status == "completed"
+    assert input_tokens(ask(client, [call.to_dict(), result], tools=tools, **ALIKE)) > 0
 
 
 def test_a_call_is_streamed(stack: Stack, client: openai.OpenAI) -> None:
