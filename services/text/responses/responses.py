@@ -348,9 +348,8 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Messag
             name = names[item.call_id]
             messages.append(Message(role="tool", content=item.output, name=name, tool_call_id=item.call_id))
         elif isinstance(item, FunctionCallItem):
-            names[item.call_id] = flat_name(item.namespace, item.name)
-            call = ToolCall(id=item.call_id, name=names[item.call_id], arguments=item.arguments)
-            last = _assistant(messages)
+            names[item.call_id] = name = flat_name(item.namespace, item.name)
+            last, call = _assistant(messages), ToolCall(id=item.call_id, name=name, arguments=item.arguments)
             messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
         elif isinstance(item, ReasoningItem):
             thought = item.text or "\n".join(item.summary)
