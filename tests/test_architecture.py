@@ -292,7 +292,12 @@ HEAVY = {
         _DIFFUSERS,
         _TORCH,
     },
-    "llguidance": {"services/text/chat.py", "services/text/engine/constraint.py", "services/text/schema.py"},
+    "llguidance": {
+        "services/text/caller_grammar.py",
+        "services/text/chat.py",
+        "services/text/engine/constraint.py",
+        "services/text/schema.py",
+    },
     "jinja2": {"services/text/prompt.py"},
     "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/conversion.py"},
     "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/conversion.py"},

@@ -13,10 +13,11 @@ import contextlib
 import copy
 import functools
 import logging
+import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import grpc
@@ -40,6 +41,11 @@ IN_BAND_SECONDS = 5.0  # longest wait for a slow reader before an error message 
 # A worker ends its request at the caller's deadline itself, so that the answer can report it in its own format; other
 # work ends this much later.
 GRACE_SECONDS = 0.25
+IGNORED_HEADER = "x-allm-ignored-parameters"
+MOST_IGNORED = 16  # names in the header and in a log line
+MOST_NAME = 64  # characters of each
+AND_MORE = "..."
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.$\[\]-]")  # a caller's name may be any text
 DETAILS = "grpc-status-details-bin"
 TRANSCODED = "x-envoy-original-path"  # the gateway sets it on transcoded requests, and removes it from all others
 Q = TypeVar("Q")
@@ -55,6 +61,7 @@ class Call:
     slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for a slow reader; set by `serve`
     running: ClassVar[Counter[str]] = Counter()  # requests to models, of each key with a limit
     bodies: ClassVar[Shares] = Shares()  # bytes of requests to models; set by `serve`
+    unknown_refused: ClassVar[bool] = False  # whether unknown parameters are refused; set by `serve`
     authenticator: ClassVar[Authenticator] = Authenticator()  # set by `serve`
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
@@ -71,6 +78,7 @@ class Call:
         self.model = ""  # for logs and metrics; set only if the model exists
         self.facts: dict[str, Any] = {}  # additional fields of this request's log line
         self.answering = False  # whether the first message was sent: from then on errors must go into the stream
+        self.ignored: list[str] = []  # parameters without effect on the answer, as they are shown
         self.stuck = False  # whether a sent message is still unread: no other can follow it
         self.trace: tracing.Trace | None = None  # None: tracing is off
 
@@ -125,12 +133,37 @@ class Call:
         """Returns the caller's deadline. Raises InvalidRequest if the header is no number of seconds."""
         return read_deadline(self._metadata, self._context.time_remaining())
 
+    def ignore(self, names: Iterable[str]) -> None:
+        """Names parameters without effect on the answer, in the response's header, the log line and a metric."""
+        for name in names:
+            if len(self.ignored) < MOST_IGNORED:
+                self.ignored.append(shown_name(name))
+            elif self.ignored[-1] != AND_MORE:
+                self.ignored.append(AND_MORE)
+
+    def ignore_unknown(self, names: Sequence[str]) -> None:
+        """As `ignore`, for unknown parameters. Raises InvalidRequest if there are any and the operator refuses them."""
+        if names and self.unknown_refused:
+            message = f"Unknown parameter: '{shown_name(names[0])}' (ALLM_UNKNOWN_PARAMETERS=refuse)."
+            raise InvalidRequest(message, param=shown_name(names[0]))
+        self.ignore(names)
+
+    async def send_headers(self) -> None:
+        """Sends the response's own headers, if there are any. No error can follow as an HTTP status."""
+        if self.ignored:
+            await self._context.send_initial_metadata(self._ignored_header())
+
+    def _ignored_header(self) -> tuple[tuple[str, str], ...]:
+        return ((IGNORED_HEADER, ", ".join(self.ignored)),) if self.ignored else ()
+
     async def send(self, message: Any) -> None:
         """Sends one message of a stream; waits if the caller reads slowly.
 
         Raises:
             Timeout: the caller has read nothing for `slow_client_seconds`.
         """
+        if not self.answering:
+            await self.send_headers()
         self.answering = self.stuck = True
         seconds = self.slow_client_seconds
         try:
@@ -146,6 +179,8 @@ class Call:
         metadata: list[tuple[str, str | bytes]] = [(DETAILS, details), *error.headers().items()]
         if rest:
             metadata.append(("x-http-status", str(error.http_status)))
+            if not self.answering:
+                metadata += self._ignored_header()
         try:
             async with asyncio.timeout(IN_BAND_SECONDS if self.answering else None):
                 await self._context.abort(error.grpc_status, error.message, tuple(metadata))
@@ -208,6 +243,8 @@ def _wrap(
             call.identify(scope, also)
             with call.taking_place(operation), call.holding(request, operation):
                 result = await _limited(method, servicer, request, call, seconds)
+                if result is not None:  # otherwise it was sent
+                    await call.send_headers()
         except AllmError as known:
             error = known
         except asyncio.CancelledError:
@@ -245,6 +282,11 @@ def _shown(error: AllmError) -> AllmError:
     return error
 
 
+def shown_name(name: str) -> str:
+    """Returns a caller's name of a parameter as it may be shown in a header and in the log."""
+    return _NO_NAME.sub("?", name[:MOST_NAME])
+
+
 def _unexpected(call: Call) -> Internal:
     """Logs an unexpected error in full, and returns the caller's error without details."""
     log.exception("unexpected error in %s", call.rpc)
@@ -273,6 +315,9 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
     """Counts and logs the end of a request. Called once."""
     seconds = time.monotonic() - call.started
     metrics.REQUESTS.labels(call.rpc, call.model).inc()
+    if call.ignored:
+        metrics.IGNORED_PARAMETERS.labels(call.rpc, call.model).inc(len(call.ignored))
+        call.facts["ignored"] = call.ignored
     if operation := metrics.operation.get():
         labels = metrics.gen_ai(call.model, operation)
         metrics.SERVER_DURATION.labels(*labels, error.code if error else "").observe(seconds)

@@ -108,6 +108,7 @@ async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
     Call.slow_client_seconds = settings.service.slow_client_seconds
     most_bytes = max(settings.service.bytes_in_flight, settings.service.max_body_bytes + MIB)
     Call.bodies = Shares(most_bytes, variable="ALLM_BYTES_IN_FLIGHT")
+    Call.unknown_refused = settings.service.unknown_parameters == "refuse"
     authenticator = Call.authenticator = Authenticator.of(settings)
     server = grpc.aio.server(options=_options(settings.service))
     with contextlib.suppress(OSError):  # whatever needs the folder reports that it cannot be used

@@ -65,6 +65,11 @@ class ServiceSettings:
         "ALLM_SLOW_CLIENT_SECONDS", 60.0, 0.1, 3600.0, "services", section="Text models"
     )
     """a request is cancelled if its caller reads nothing of the answer for so long"""
+    unknown_parameters: str = setting.choice(
+        "ALLM_UNKNOWN_PARAMETERS", "ignore", ("ignore", "refuse"), "services", section="Text models"
+    )
+    """whether requests with unknown parameters are answered, with `x-allm-ignored-parameters` in the response, or
+    refused as OpenAI does ([errors.md](errors.md#parameters-without-effect))"""
     bytes_in_flight: int = setting.integer(
         "ALLM_BYTES_IN_FLIGHT", 512 * MIB, MIB, MAX_BYTES, "bytes", "services", section="Who may call"
     )

@@ -45,6 +45,11 @@ def gen_ai(model: str, of: str) -> tuple[str, str, str, str]:
 
 REQUESTS = Counter("allm_requests", "Finished requests, successful or failed.", ("rpc", "model"))
 ERRORS = Counter("allm_errors", "Failed requests.", ("rpc", "code", "model"))
+IGNORED_PARAMETERS = Counter(
+    "allm_ignored_parameters",
+    "Parameters of requests without effect on the answer, such as unknown ones; the log names them.",
+    ("rpc", "model"),
+)
 SERVER_DURATION = Histogram(
     "gen_ai_server_request_duration_seconds",
     "Duration of an inference request, from its arrival at the service to its last byte, including failed requests.",

@@ -17,7 +17,8 @@ from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded, Unsupported
 from services.models.store import StoredModel
 from services.telemetry import tracing
-from services.text.conversation import ChatRequest, Message, Tool, ToolCall
+from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall
+from services.text.engine.sampling import without_effect
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, Dialect
@@ -36,6 +37,7 @@ _FINAL_CHANNEL = (
 _SPACES = {"whitespace_pattern": r"\n?[ ]{0,16}"}
 # A complete reasoning block before the answer, if the prompt has already opened it.
 _THOUGHT = r"thought[lazy]: /(.|\n)*<\/think>\s*/"
+_CALLERS = "callers"  # the name of a caller's own grammar
 _INTRODUCTION = """You may call one or more functions to assist with the user query.
 
 You are provided with function signatures within <tools></tools> XML tags:
@@ -64,6 +66,12 @@ class Chat:
         """Returns the request with its schemas checked. Raises as `SchemaChecker.checked`."""
         return await self._schemas.checked(request)
 
+    async def output_grammar(self, output: OutputFormat) -> str:
+        """Returns the grammar of a text alone; empty if it is unconstrained. Raises as `SchemaChecker.checked`."""
+        lark = await self._schemas.lark(output)
+        rule = output_rule(output)
+        return grammar_text(f"start: {rule}", lark) if rule else ""
+
     async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
         async with self._models.loaded(stored) as model:
@@ -90,6 +98,7 @@ class Chat:
             reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
             grammar = grammar_of(request, model.dialect, reasoning_open=reasoning_open)
             tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
+            bare = request.tool_choice.mode == "auto" and request.output.kind == "text"
             choices = []
             for number in range(request.choices):
                 sampling = request.sampling.for_choice(number)
@@ -98,8 +107,9 @@ class Chat:
                         client, prompt, sampling, grammar, request.logprobs, request.cache_key, request.prediction
                     )
                 )
-                choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open)))
-            completion = Completion(stored.id, choices)
+                parser = model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)
+                choices.append(Choice(answer, parser, parallel=request.parallel_tool_calls))
+            completion = Completion(stored.id, choices, ignored=_ignored(model, request, grammar))
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             yield completion
@@ -124,18 +134,29 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
         tools or any(message.tool_calls or message.role == "tool" for message in request.messages)
     )
     if spelled_out:
-        return await model.template.render(with_tools(request.messages, tools), effort=request.reasoning_effort)
-    return await model.template.render(request.messages, tools, request.reasoning_effort)
+        messages, tools = with_tools(request.messages, tools), ()
+    else:
+        messages = request.messages
+    return await model.template.render(messages, tools, request.reasoning_effort, request.template_variables)
+
+
+def _ignored(model: LoadedTextModel, request: ChatRequest, grammar: str) -> list[str]:
+    """Returns the parameters that have no effect on the answer."""
+    unused = [f"chat_template_kwargs.{name}" for name in model.template.unused(request.template_variables)]
+    return unused + (without_effect(request.sampling) if grammar else [])
 
 
 def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) -> str:
     """Returns the grammar of the answer to a request whose schemas are checked; empty if it is unconstrained.
 
-    It is in llguidance's Lark dialect, with embedded JSON Schema; the worker applies it during sampling.
+    It is in llguidance's Lark dialect, with embedded JSON Schema, or JSON with two such grammars; the worker applies it
+    during sampling.
     """
     tools = request.callable_tools
     required = bool(tools) and request.tool_choice.mode == "required"
-    answer = _answer(request, dialect) if not required else ""
+    answer = "" if required else output_rule(request.output)
+    if answer and dialect.name == HARMONY.name:
+        answer = f"{_FINAL_CHANNEL} {answer}"
     calls = _calls(request, dialect, tools, required=required)
     if not answer and not calls:
         return ""
@@ -148,16 +169,25 @@ def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) 
     start = f"start: {alternatives}"
     if reasoning_open:
         start = f"start: thought ({alternatives})\n{_THOUGHT}"
-    return str(LLMatcher.grammar_from_lark("\n".join([start, *rules])))
+    return grammar_text("\n".join([start, *rules]), request.answer_lark if answer else "")
 
 
-def _answer(request: ChatRequest, dialect: Dialect) -> str:
-    """Returns the rule for the answer's text; empty if it is unconstrained."""
-    output = request.output
+def output_rule(output: OutputFormat) -> str:
+    """Returns the rule for an answer's text; empty if it is unconstrained."""
     if output.kind == "text":
         return ""
-    text = f"%json {json.dumps({**fit(output.schema or {'type': 'object'}), 'x-guidance': _SPACES})}"
-    return f"{_FINAL_CHANNEL} {text}" if dialect.name == HARMONY.name else text
+    if output.kind not in ("json_object", "json_schema"):
+        return f"@{_CALLERS}"
+    schema = {"type": "object"} if output.schema is None else output.schema
+    return f"%json {json.dumps({**fit(schema), 'x-guidance': _SPACES})}"
+
+
+def grammar_text(lark: str, answer_lark: str) -> str:
+    """Returns a grammar for the worker: `lark`, with the caller's own grammar for the rule of the answer's text."""
+    if not answer_lark:
+        return str(LLMatcher.grammar_from_lark(lark))
+    # Apart, the names of its rules cannot clash with ours.
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {"name": _CALLERS, "lark_grammar": answer_lark}]})
 
 
 def _calls(request: ChatRequest, dialect: Dialect, tools: Sequence[Tool], *, required: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.text.engine.messages import TokenLogprob
@@ -36,14 +36,24 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """A caller's group of tools."""
+
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function that the model may call."""
 
-    name: str
+    name: str  # for the model; of a member of a namespace `flat_name`
     description: str = ""
     parameters: dict[str, Any] | None = None  # JSON Schema of the arguments; None: no arguments
     # Whether the arguments must follow the schema even if the model is free not to call; None: if it is supported.
     strict: bool | None = False
+    namespace: Namespace | None = None
+    member: str = ""  # its name in its namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +68,13 @@ class ToolChoice:
 class OutputFormat:
     """The required format of the answer's text."""
 
-    kind: Literal["text", "json_object", "json_schema"] = "text"
+    kind: Literal["text", "json_object", "json_schema", "choice", "regex", "lark", "gbnf"] = "text"
     schema: dict[str, Any] | None = None  # for json_schema
+    choices: tuple[str, ...] = ()  # the possible answers; for choice
+    source: str = ""  # a regex that the whole answer matches, or a grammar: lark is llguidance's, gbnf llama.cpp's
+
+
+FREE_TEXT = OutputFormat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +96,8 @@ class ChatRequest:
     # By tool: the schema of its arguments as a grammar has it, empty without a grammar. None: the request's schemas are
     # not checked yet (`SchemaChecker`).
     tool_schemas: Mapping[str, dict[str, Any]] | None = None
+    answer_lark: str = ""  # the grammar of the answer's text, if its format is not JSON; from the same check
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, such as enable_thinking
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from services.errors import InvalidRequest
-from services.text.conversation import ChatRequest, Tool, ToolChoice
+from services.text.conversation import ChatRequest, OutputFormat, Tool, ToolChoice
 from services.text.engine.sampling import SamplingParams
-from services.text.schema import check_size
+from services.text.schema import MAX_BYTES, OUTPUT, check_size
 
 MAX_MESSAGES = 16_384
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
+MAX_STOP_TOKENS = 256
 MAX_BIASES = 1_024
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 2**31 - 1
@@ -22,7 +23,17 @@ MAX_TOOLS = 128
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_KEY = 512  # characters
+MAX_ANSWERS = 1_024  # to choose from
+MAX_ANSWER_LENGTH = 4_096
+MAX_VARIABLES = 32  # of the chat template
+MAX_VARIABLE_DEPTH = 8
+MAX_VARIABLES_BYTES = 16 * 1024
 MAX_SCHEMAS_BYTES = 1024 * 1024  # of all tools together
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+# The variables of a chat template that are made from the rest of the request, and its functions.
+_OWN_VARIABLES = frozenset(
+    ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
+)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # parameter -> (lowest, highest)
@@ -58,8 +69,35 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
         raise InvalidRequest(message, param="top_logprobs")
     if len(request.cache_key) > MAX_CACHE_KEY:
         raise InvalidRequest(f"'prompt_cache_key' may have {MAX_CACHE_KEY} characters.", param="prompt_cache_key")
-    if request.output.schema is not None:
-        check_size(request.output.schema, "response_format")
+    check_output(request.output)
+    _check_variables(request.template_variables)
+
+
+def check_output(output: OutputFormat) -> None:
+    """Checks the size of an answer's format. Raises as `check`."""
+    if output.schema is not None:
+        check_size(output.schema, OUTPUT)
+    if output.kind == "choice":
+        if not 1 <= len(output.choices) <= MAX_ANSWERS:
+            message = f"'{OUTPUT}' must have 1 to {MAX_ANSWERS} choices, not {len(output.choices)}."
+            raise InvalidRequest(message, param=OUTPUT)
+        for choice in output.choices:
+            if not 1 <= len(choice) <= MAX_ANSWER_LENGTH:
+                message = f"'{OUTPUT}': a choice must have 1 to {MAX_ANSWER_LENGTH} characters, not {len(choice)}."
+                raise InvalidRequest(message, param=OUTPUT)
+    elif output.kind in ("regex", "lark", "gbnf") and not 1 <= len(output.source) <= MAX_BYTES:
+        message = f"'{OUTPUT}' must have 1 to {MAX_BYTES} characters, not {len(output.source)}."
+        raise InvalidRequest(message, param=OUTPUT)
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    param = "chat_template_kwargs"
+    if len(variables) > MAX_VARIABLES:
+        raise _too_many(param, len(variables), MAX_VARIABLES)
+    for name in variables:
+        if not _VARIABLE_NAME.fullmatch(name) or name in _OWN_VARIABLES:
+            raise InvalidRequest(f"'{param}' cannot set {name[:64]!r}.", param=param)
+    check_size(variables, param, MAX_VARIABLES_BYTES, MAX_VARIABLE_DEPTH)
 
 
 def check_count(name: str, count: int) -> None:
@@ -115,10 +153,14 @@ def check_sampling(params: SamplingParams, called: Mapping[str, str] | None = No
     if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
         raise InvalidRequest(f"'seed' must be 0 to {MAX_SEED}, not {params.seed}.", param="seed")
     _check_stops(params.stop)
+    _check_stop_tokens(params.stop_token_ids)
     _check_biases(params.logit_bias)
     if params.max_tokens is not None and not 1 <= params.max_tokens <= MAX_TOKENS:
         param = called.get("max_tokens", "max_tokens")
         raise InvalidRequest(f"'{param}' must be 1 to {MAX_TOKENS}, not {params.max_tokens}.", param=param)
+    most = MAX_TOKENS if params.max_tokens is None else params.max_tokens
+    if not 0 <= params.min_tokens <= most:
+        raise InvalidRequest(f"'min_tokens' must be 0 to {most}, not {params.min_tokens}.", param="min_tokens")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:
@@ -129,6 +171,15 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             raise InvalidRequest(
                 f"'stop' must hold texts of 1 to {MAX_STOP_LENGTH} characters, not of {len(stop)}.", param="stop"
             )
+
+
+def _check_stop_tokens(tokens: tuple[int, ...]) -> None:
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise _too_many("stop_token_ids", len(tokens), MAX_STOP_TOKENS)
+    for token in tokens:
+        if not 0 <= token <= MAX_TOKEN_ID:
+            message = f"'stop_token_ids' names token {token}, which no model has."
+            raise InvalidRequest(message, param="stop_token_ids")
 
 
 def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:

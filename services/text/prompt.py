@@ -18,8 +18,9 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 import jinja2
@@ -131,10 +132,17 @@ class ChatTemplate:
             # The last two occur because Jinja compiles to Python, which limits the nesting of blocks.
             raise ModelInvalid(f"the model's chat template does not compile: {error}") from error
 
-    def render(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), effort: ReasoningEffort = "") -> str:
+    def render(
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[Tool, ...] = (),
+        effort: ReasoningEffort = "",
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Returns the prompt up to the start of the assistant's answer.
 
-        `tools` are rendered by the template; `effort` is the reasoning effort, if the template supports one.
+        `tools` are rendered by the template; `effort` is the reasoning effort, if the template supports one;
+        `variables` are more of its variables, which override those for an effort.
 
         Raises:
             InvalidRequest: the template rejects the conversation (its message is quoted), or fails on it.
@@ -146,7 +154,7 @@ class ChatTemplate:
                 bos_token=self._bos,
                 eos_token=self._eos,
                 tools=[_tool_as_dict(tool) for tool in tools] or None,
-                **_thinking(effort),
+                **{**_thinking(effort), **variables},
             )
         except _TemplateRefused as refusal:
             raise InvalidRequest(
@@ -242,6 +250,7 @@ class Render:
     messages: tuple[Message, ...]
     tools: str = "[]"  # a JSON list of objects with the fields of a Tool; its numbers may have any size
     effort: str = ""
+    variables: str = "{}"  # a JSON object
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +313,7 @@ def _compiled(order: Prepare) -> ChatTemplate:
 def _rendered(template: ChatTemplate, order: Render) -> str:
     tools = tuple(Tool(**tool) for tool in json.loads(order.tools))
     try:
-        text = template.render(order.messages, tools, cast(ReasoningEffort, order.effort))
+        text = template.render(order.messages, tools, cast(ReasoningEffort, order.effort), json.loads(order.variables))
     except InvalidRequest as error:
         raise Refusal(_sendable(error.message)) from None
     if len(text) > MAX_PROMPT:

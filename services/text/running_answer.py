@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from services.text.conversation import (
     AnswerEvent,
+    CallArguments,
     CallEnded,
     CallStarted,
     Finished,
@@ -39,12 +40,13 @@ class AnswerContent:
 class Choice:
     """A reader of one answer. Awaiting `ready` extends `content`."""
 
-    def __init__(self, answer: Answer, parser: Parser | None) -> None:
-        """`parser`: reads the markup of the answer; None: it has none."""
+    def __init__(self, answer: Answer, parser: Parser | None, *, parallel: bool = True) -> None:
+        """`parser`: reads the markup of the answer; None: it has none. `parallel`: calls after the first one count."""
         self.content = AnswerContent()
         self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
         self._answer = answer
         self._parser = parser
+        self._parallel = parallel
         self._tokens = 0
         self._reasoning_tokens = 0
 
@@ -86,6 +88,8 @@ class Choice:
         content = self.content
         if isinstance(event, CallEnded):
             return None
+        if not self._parallel and isinstance(event, CallStarted | CallArguments) and event.index:
+            return None
         if isinstance(event, TextDelta):
             content.text += event.text
         elif isinstance(event, ReasoningDelta):
@@ -125,11 +129,20 @@ class Choice:
 class Completion:
     """The choices of a request, the same number for each prompt. Awaiting `ready` extends `choices[i].content`."""
 
-    def __init__(self, model_id: str, choices: Sequence[Choice], prefix: str = "chatcmpl", prompts: int = 1) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        choices: Sequence[Choice],
+        prefix: str = "chatcmpl",
+        prompts: int = 1,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        """`ignored`: parameters of the request that have no effect on the answer."""
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model_id = model_id
         self.choices = choices
+        self.ignored = ignored
         each = len(choices) // prompts
         self._prompts = [choices[at : at + each] for at in range(0, len(choices), each)]
         self._pending: dict[asyncio.Task[list[AnswerEvent]], int] = {}

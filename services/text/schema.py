@@ -1,14 +1,15 @@
 """Prepares JSON Schemas for constrained sampling: removes keywords without effect and names unsupported ones.
 
-A small schema can take seconds to compile and gigabytes of memory. So this module is also the program of the confined
-process in which schemas are checked: `python -m services.text.schema FD`, run by the text service. Its processor time
-and its memory are limited for each request. It sends `ChildReady`, and then answers each order with `Begun`, followed
-by `SchemasChecked` or `OrderRefused`: a schema cannot be followed, and `param` names it.
+A small schema, or a small grammar, can take seconds to compile and gigabytes of memory. So this module is also the
+program of the confined process in which both are checked: `python -m services.text.schema FD`, run by the text service.
+Its processor time and its memory are limited for each request. It sends `ChildReady`, and then answers each order with
+`Begun`, followed by `SchemasChecked` or `OrderRefused`: a schema or a grammar cannot be followed, and `param` names it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 from services.errors import InvalidRequest
 from services.sandbox import child
 from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
+from services.text.caller_grammar import answer_lark
 from services.text.engine.constraint import LIMITS, in_one_line
 from services.worker.channel import BlockingChannel
 
@@ -83,13 +85,13 @@ _LIMITS = LLParserLimits(**LIMITS, verbose_errors=False)  # the worker has the s
 _ADVICE = ". Enable 'coerce_one_of'"  # only the compiler's direct callers can follow it
 
 
-def check_size(schema: dict[str, Any], param: str) -> int:
-    """Returns a schema's bytes as JSON. Raises InvalidRequest if they are too many, or nested too deeply."""
-    if _is_deeper(schema, MAX_DEPTH):
-        raise InvalidRequest(f"'{param}' is nested deeper than {MAX_DEPTH} levels.", param=param)
-    size = len(json.dumps(schema))
-    if size > MAX_BYTES:
-        raise InvalidRequest(f"'{param}' has {size} bytes; {MAX_BYTES} are allowed.", param=param)
+def check_size(value: Mapping[str, Any], param: str, most: int = MAX_BYTES, depth: int = MAX_DEPTH) -> int:
+    """Returns the bytes of a schema, or other JSON. Raises InvalidRequest if it is too large, or nested too deeply."""
+    if _is_deeper(value, depth):
+        raise InvalidRequest(f"'{param}' is nested deeper than {depth} levels.", param=param)
+    size = len(json.dumps(value))
+    if size > most:
+        raise InvalidRequest(f"'{param}' has {size} bytes; {most} are allowed.", param=param)
     return size
 
 
@@ -193,9 +195,13 @@ def _problem(schema: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSchemas:
-    """An order to check all schemas of one request. Schemas are JSON texts, because numbers may have any size."""
+    """An order to check all schemas and the grammar of one request.
+
+    Schemas are JSON texts, because numbers may have any size.
+    """
 
     output: str  # of the answer; empty: none
+    kind: str = "json_schema"  # of `output`: a format that `answer_lark` knows, or a schema
     tools: tuple[tuple[str, bool | None], ...]  # of each tool: schema (empty: none) and strict; None: if it is possible
     constrained: bool  # whether a grammar is made even if no tool is strict
 
@@ -206,6 +212,7 @@ class SchemasChecked:
 
     strict: tuple[bool, ...]  # of each tool
     schemas: tuple[str, ...]  # of each tool, in the form that the compiler supports; empty: no grammar is made
+    lark: str = ""  # of an output that is no schema
 
 
 ToChecker = CheckSchemas
@@ -214,16 +221,19 @@ FromChecker = ChildReady | Unusable | Begun | SchemasChecked | OrderRefused
 
 def checked(order: CheckSchemas) -> SchemasChecked:
     """Checks all schemas of a request. Raises InvalidRequest."""
-    if order.output:
+    lark = ""
+    if order.output and order.kind == "json_schema":
         check_schema(json.loads(order.output), OUTPUT)
+    elif order.output:
+        lark = answer_lark(order.kind, order.output, OUTPUT)
     strict = tuple(_strict(schema, wanted, at) for at, (schema, wanted) in enumerate(order.tools))
     if not (order.constrained or any(strict)):
-        return SchemasChecked(strict, ())
+        return SchemasChecked(strict, (), lark)
     schemas = (
         json.dumps((fit if exact else lenient)(json.loads(schema))) if schema else ""
         for (schema, _), exact in zip(order.tools, strict, strict=True)
     )
-    return SchemasChecked(strict, tuple(schemas))
+    return SchemasChecked(strict, tuple(schemas), lark)
 
 
 def _strict(schema: str, wanted: bool | None, at: int) -> bool:

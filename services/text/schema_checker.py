@@ -1,4 +1,4 @@
-"""The service's side of the process that checks the JSON Schemas of requests."""
+"""The service's side of the process that checks the JSON Schemas and grammars of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.errors import InvalidRequest
 from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
-from services.text.conversation import ChatRequest
+from services.text.conversation import ChatRequest, OutputFormat
 from services.text.schema import OUTPUT, CheckSchemas, FromChecker, SchemasChecked
 
 PROGRAM = ConfinedProgram(
@@ -57,6 +57,14 @@ class SchemaChecker:
             raise InvalidRequest(answer.message, param=answer.param or None)
         return settled(request, answer)
 
+    async def lark(self, output: OutputFormat) -> str:
+        """Returns the grammar of an answer's text that is no schema; empty for others. Raises as `checked`."""
+        kind, text = _output_of(output)
+        answer = await self._answer(CheckSchemas(output=text, kind=kind, tools=(), constrained=False)) if text else None
+        if isinstance(answer, OrderRefused):
+            raise InvalidRequest(answer.message, param=answer.param or None)
+        return answer.lark if answer else ""
+
     async def _answer(self, order: CheckSchemas) -> SchemasChecked | OrderRefused:
         if order in self._known:
             self._known.move_to_end(order)
@@ -65,7 +73,7 @@ class SchemaChecker:
             async with self._pool.slot(), self._pool.process(order) as process:
                 answer: SchemasChecked | OrderRefused = await process.answer(SchemasChecked, OrderRefused)
         except ConfinedGone as gone:
-            message = "The JSON Schemas of this request take too much processor time to compile: make them simpler."
+            message = "The schemas or the grammar of this request take too much processor time: make them simpler."
             raise InvalidRequest(message, param="tools" if order.tools else OUTPUT) from gone
         if len(order.output) + sum(len(schema) for schema, _ in order.tools) <= REMEMBERED_BYTES:
             self._known[order] = answer
@@ -75,13 +83,15 @@ class SchemaChecker:
 
 
 def order_of(request: ChatRequest) -> CheckSchemas | None:
-    """Returns the order for a request's schemas; None if it has none that a grammar follows."""
-    output, tools = request.output, request.tools
-    constrained = output.kind != "text" or request.tool_choice.mode == "required"
-    if output.schema is None and not (tools and constrained) and not any(tool.strict is not False for tool in tools):
+    """Returns the order for a request's schemas and grammar; None if it has none that sampling follows."""
+    tools = request.tools
+    kind, output = _output_of(request.output)
+    constrained = request.output.kind != "text" or request.tool_choice.mode == "required"
+    if not output and not (tools and constrained) and not any(tool.strict is not False for tool in tools):
         return None
     return CheckSchemas(
-        output=_json(output.schema),
+        output=output,
+        kind=kind,
         tools=tuple((_json(tool.parameters), tool.strict) for tool in tools),
         constrained=constrained,
     )
@@ -95,7 +105,15 @@ def settled(request: ChatRequest, answer: SchemasChecked) -> ChatRequest:
         request,
         tools=tuple(dataclasses.replace(tool, strict=each) for tool, each in strict),
         tool_schemas={tool.name: json.loads(schema) for tool, schema in schemas if schema},
+        answer_lark=answer.lark,
     )
+
+
+def _output_of(output: OutputFormat) -> tuple[str, str]:
+    """Returns the kind and the text of an answer's format; the text is empty if there is nothing to check."""
+    if output.kind in ("text", "json_object", "json_schema"):
+        return "json_schema", _json(output.schema)
+    return output.kind, json.dumps(output.choices) if output.kind == "choice" else output.source
 
 
 def _json(schema: dict[str, Any] | None) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from services.errors import InvalidRequest, ModelInvalid, ModelNotReady
@@ -65,8 +67,17 @@ class TemplateProcess:
             raise ModelInvalid(answer.message)
         self._prepare, self.thinks = order, thinks(source)
 
+    def unused(self, variables: Iterable[str]) -> list[str]:
+        """Returns the names that the template does not mention."""
+        source = self._prepare.source if self._prepare else ""
+        return [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", source)]
+
     async def render(
-        self, messages: tuple[Message, ...], tools: Sequence[Tool] = (), effort: ReasoningEffort = ""
+        self,
+        messages: tuple[Message, ...],
+        tools: Sequence[Tool] = (),
+        effort: ReasoningEffort = "",
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Returns the prompt up to the start of the assistant's answer. Cancelling the call does not stop the renderer.
 
@@ -78,7 +89,8 @@ class TemplateProcess:
         """
         fields = json.dumps([{name: getattr(tool, name) for name in TOOL_FIELDS} for tool in tools])
         try:
-            answer = await self._apart(Render(messages=messages, tools=fields, effort=effort), Rendered)
+            order = Render(messages=messages, tools=fields, effort=effort, variables=json.dumps(dict(variables)))
+            answer = await self._apart(order, Rendered)
         except ConfinedGone as gone:
             message = f"the model's chat template takes {LIMITS} with this conversation"
             raise InvalidRequest(message, param="messages") from gone

@@ -181,3 +181,40 @@ def test_bodies_that_are_no_request(stack: Stack, body: bytes) -> None:
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert error["message"]
+
+
+def test_parameters_of_other_servers_count_and_unknown_ones_are_named(client: openai.OpenAI) -> None:
+    extra = {"guided_choice": ["yes", "no"], "temprature": 1, "chat_template_kwargs": {"nowhere": True}}
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "Is it raining?"}], max_tokens=8, extra_body=extra
+    )
+    assert raw.headers["x-allm-ignored-parameters"] == "temprature, chat_template_kwargs.nowhere"
+    assert raw.parse().choices[0].message.content in ("yes", "no")
+    texts = client.completions.create(
+        model=MODEL, prompt="It is", max_tokens=8, extra_body={"grammar": 'root ::= [0-9]{2} " o\'clock"'}
+    )
+    assert texts.choices[0].text[2:] == " o'clock"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="x", max_tokens=8, extra_body={"guided_regex": "(?=x)"})
+    assert caught.value.param == "guided_regex"
+
+
+def test_a_deprecated_function_is_called_whole_and_streamed(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris"]}}, "required": ["city"]}
+    asked: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+        "functions": [{"name": "get_weather", "parameters": schema}],
+        "function_call": {"name": "get_weather"},
+        "max_tokens": 64,
+    }
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "function_call"
+    assert choice.message.function_call
+    assert json.loads(choice.message.function_call.arguments)["city"] == "Paris"
+    options = {"include_obfuscation": True}
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options=options))
+    calls = [chunk.choices[0].delta.function_call for chunk in chunks if chunk.choices[0].delta.function_call]
+    assert "".join(call.name or "" for call in calls) == "get_weather"
+    assert json.loads("".join(call.arguments or "" for call in calls))["city"] == "Paris"
+    assert chunks[-1].choices[0].finish_reason == "function_call"

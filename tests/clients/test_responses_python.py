@@ -156,6 +156,24 @@ def test_a_tool_is_called_and_answered(client: openai.OpenAI) -> None:
     assert input_tokens(by_id) == input_tokens(by_items)
 
 
+def test_a_member_of_a_namespace_is_called_beside_a_tool_of_the_platform(client: openai.OpenAI) -> None:
+    """As Codex's command line sends its tools, calls and results."""
+    group = {"type": "namespace", "name": "mcp__sky", "description": "About the sky.", "tools": [WEATHER]}
+    tools: Any = [{"type": "web_search"}, group]
+    choice: Any = {"type": "function", "namespace": "mcp__sky", "name": "get_weather"}
+    raw = client.responses.with_raw_response.create(
+        model=MODEL, input="Weather in Paris?", tools=tools, tool_choice=choice, max_output_tokens=200
+    )
+    assert raw.headers["x-allm-ignored-parameters"] == "tools[0].web_search"
+    response = raw.parse()
+    (call,) = response.output[:1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (call.namespace, call.name) == ("mcp__sky", "get_weather")
+    assert [tool.type for tool in response.tools] == ["namespace"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": None}
+    assert input_tokens(ask(client, [call.to_dict(), result], tools=tools, **ALIKE)) > 0
+
+
 def test_a_call_is_streamed(stack: Stack, client: openai.OpenAI) -> None:
     asked = {"input": "Weather in Rome?", "tools": [WEATHER], "tool_choice": FORCED, "parallel_tool_calls": False}
     events = raw_events(stack, {**asked, "temperature": 0})
@@ -339,7 +357,6 @@ def test_a_bad_parameter_is_named(client: openai.OpenAI, parameters: dict[str, A
     [
         ("?include[]=thoughts", "include"),
         ("?include=thoughts", "include"),
-        ("?include_obfuscation=true&stream=true", "include_obfuscation"),
         ("?starting_after=3", "starting_after"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?order=up", "order"),

@@ -69,7 +69,6 @@ EMBED, TALKED = "POST /embeddings", "GET /conversations/{id}/items"
 TOKENS = 4  # limit of an answer that the suite leaves open
 
 _PLATFORM = "only OpenAI's platform has it"
-_OBFUSCATION = "answers are not padded"
 _BEFORE = "the suite gives it together with `previous_response_id`, which OpenAI refuses as well"
 _VERBOSITY = "the models here know of no verbosity"
 _STREAM_ONLY = "the suite gives it without a stream, which OpenAI refuses as well"
@@ -81,21 +80,19 @@ def _whole(asked: Asked) -> bool:
 
 REFUSED = (
     Refusal(CONVERSE, "audio", "text models speak in text"),
-    Refusal(CONVERSE, "functions", "the forerunner of `tools`"),
+    Refusal(CONVERSE, "functions", "the suite gives their successor `tools` besides"),
     Refusal(CONVERSE, "logit_bias", "the suite's key is no token id"),
     Refusal(CONVERSE, "max_tokens", "the suite gives `max_completion_tokens` besides, which says the same"),
     Refusal(CONVERSE, "max_completion_tokens", "the suite asks for no tokens at all", instead=TOKENS),
     Refusal(CONVERSE, "moderation", _PLATFORM),
     Refusal(CONVERSE, "store", _STORED_CHAT),
     Refusal(CONVERSE, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(CONVERSE, "stream_options.include_obfuscation", _OBFUSCATION),
     Refusal(CONVERSE, "verbosity", _VERBOSITY),
     Refusal(CONVERSE, "web_search_options", _PLATFORM),
     Refusal(COMPLETE, "best_of", "the suite asks for the best of none"),
     Refusal(COMPLETE, "echo", "together with `logprobs`: those of a prompt are not computed"),
     Refusal(COMPLETE, "logit_bias", "the suite's key is no token id"),
     Refusal(COMPLETE, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(COMPLETE, "stream_options.include_obfuscation", _OBFUSCATION),
     Refusal(COMPLETE, "suffix", "the suite's model has no tokens for filling in"),
     Refusal(RESPOND, "access_programs", _PLATFORM),
     Refusal(RESPOND, "background_options", _PLATFORM),
@@ -106,7 +103,6 @@ REFUSED = (
     Refusal(RESPOND, "prompt_cache_options.comparison_response_id", _PLATFORM),
     Refusal(RESPOND, "prompt_cache_options.prewarm", "every request is answered"),
     Refusal(RESPOND, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(RESPOND, "stream_options.include_obfuscation", _OBFUSCATION),
     Refusal(RESPOND, "text.verbosity", _VERBOSITY),
     Refusal(RESPOND, "tools[0].async", _PLATFORM),
     Refusal(RESPOND, "tools[0].defer_loading", _PLATFORM),
@@ -115,7 +111,6 @@ REFUSED = (
     Refusal(COUNT, "text.verbosity", _VERBOSITY),
     Refusal(COUNT, "tools[0].async", _PLATFORM),
     Refusal(COUNT, "tools[0].defer_loading", _PLATFORM),
-    Refusal(RETRIEVE, "include_obfuscation", _OBFUSCATION),
     Refusal(RETRIEVE, "starting_after", _STREAM_ONLY, when=_whole),
     Refusal(ITEMS, "limit", "the suite asks for a page of nothing"),
     Refusal(TALKED, "limit", "the suite asks for a page of nothing"),

@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 from services.errors import AllmError
+from services.text.caller_grammar import answer_lark
 from services.text.chat import grammar_of
 from services.text.conversation import (
     CallArguments,
@@ -53,6 +54,42 @@ SCHEMA_WORDS = tuple(
             "uniqueItems",
         ),
         *("additionalProperties", "prefixItems", "propertyNames", "if", "then", "else", "(a{1000}){1000}", "^(a|b)*$"),
+    )
+)
+GRAMMAR_WORDS = tuple(
+    word.encode()
+    for word in (
+        *(
+            "root ::= ",
+            "start: ",
+            "%json {}",
+            "%llguidance {}",
+            "[a-z]",
+            "[^\\n]",
+            '"a"',
+            "{2,5}",
+            "{0,9999}",
+            "\\x{41}",
+            "(",
+            ")",
+        ),
+        *(
+            "|",
+            "*",
+            "+",
+            "?",
+            "\n",
+            "/",
+            "\\u00e9",
+            "@a",
+            "<|im_end|>",
+            "[lazy]",
+            "(?i)",
+            "(?s:.*)",
+            "& ~",
+            "#",
+            "root",
+        ),
     )
 )
 ANSWER_WORDS = (
@@ -123,6 +160,13 @@ def _refused(constant: str) -> object:
     raise ValueError(constant)
 
 
+def _grammar(case: bytes) -> None:
+    """Parses the kind of a caller's grammar and its text."""
+    if case:
+        kind = ("regex", "lark", "gbnf")[case[0] % 3]
+        assert "start:" in answer_lark(kind, case[1:].decode(errors="replace"), "grammar")
+
+
 def _answer(case: bytes) -> None:
     """Parses an option byte and an answer: in every dialect, each way to cut the answer gives the same events."""
     if not case:
@@ -131,10 +175,11 @@ def _answer(case: bytes) -> None:
     chance = random.Random(zlib.crc32(case))  # noqa: S311 (the same cuts each time)
     cuts = sorted(chance.choices(range(len(text) + 1), k=5))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    is_open, cut, tools = bool(bits & 1), bool(bits & 2), () if bits & 4 else SHAPES
+    is_open, cut, tools, bare = bool(bits & 1), bool(bits & 2), () if bits & 4 else SHAPES, bool(bits & 8)
     for dialect in DIALECTS:
         reported = [
-            _told(dialect.parser(tools, reasoning_open=is_open), way, cut=cut) for way in ([text], list(text), pieces)
+            _told(dialect.parser(tools, reasoning_open=is_open, bare=bare), way, cut=cut)
+            for way in ([text], list(text), pieces)
         ]
         assert reported[0] == reported[1] == reported[2], f"{dialect.name}: cutting matters"
 
@@ -174,5 +219,6 @@ def _check_order(events: list[ParsedEvent]) -> None:
 LANGUAGE_TARGETS = (
     FuzzTarget("schema", _schema, words=SCHEMA_WORDS, longest=8192, cases=500),
     FuzzTarget("built-schema", _built, longest=512, cases=500),
+    FuzzTarget("grammar", _grammar, words=GRAMMAR_WORDS, longest=2048, cases=500),
     FuzzTarget("answer", _answer, words=ANSWER_WORDS, longest=4096, cases=100),
 )

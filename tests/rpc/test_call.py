@@ -433,6 +433,58 @@ async def test_a_request_is_logged_with_who_what_and_how_long_but_never_its_text
     assert SECRET not in stack.log_text()
 
 
+async def test_parameters_without_effect_are_in_the_header_the_log_and_a_metric(stack: Stack) -> None:
+    async def script(call: Call) -> None:
+        call.model = "ignoring"
+        call.ignore(["tools[1].web_search", "chat_template_kwargs.x", "line\nbreak: é,", "y" * 99])
+        call.ignore_unknown([f"p{number}" for number in range(40)])
+        await call.send(sse.body([sse.DONE]))
+
+    stack.play(script)
+    answer = stack.rest.CreateChatCompletion(httpbody_pb2.HttpBody())
+    header = dict(await answer.initial_metadata())["x-allm-ignored-parameters"]
+    names = header.split(", ")
+    assert names[:5] == ["tools[1].web_search", "chat_template_kwargs.x", "line?break????", "y" * 64, "p0"]
+    assert (len(names), names[-1]) == (17, "...")
+    async for _ in answer:
+        pass
+    await until(lambda: bool(stack.lines()))
+    assert stack.lines()[0]["ignored"] == names
+    labels = {"rpc": "Scripted.CreateChatCompletion", "model": "ignoring"}
+    assert counted("allm_ignored_parameters_total", **labels) == 17
+
+
+async def test_an_error_names_parameters_without_effect_too_and_a_whole_answer_has_the_header(stack: Stack) -> None:
+    async def fail(call: Call) -> None:
+        call.ignore(["a"])
+        raise InvalidRequest("no")
+
+    async def ignore(call: Call) -> None:
+        call.ignore(["a", "b"])
+
+    stack.play(fail)
+    assert trailers((await stack.rest_error())[1])["x-allm-ignored-parameters"] == "a"
+    stack.play(ignore)
+    answer = stack.models.GetModel(model_service_pb2.GetModelRequest(id="m"))
+    assert dict(await answer.initial_metadata())["x-allm-ignored-parameters"] == "a, b"
+    assert (await answer).model.id == "m"
+
+
+async def test_unknown_parameters_are_refused_where_the_operator_wants_it(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(call: Call) -> None:
+        call.ignore(["known"])
+        call.ignore_unknown([])
+        call.ignore_unknown(["temprature", "b"])
+
+    monkeypatch.setattr(Call, "unknown_refused", True)
+    stack.play(script)
+    error = await stack.typed_error()
+    assert (info(error).reason, info(error).metadata["param"]) == ("INVALID_REQUEST", "temprature")
+    assert "'temprature'" in error.details()
+
+
 async def test_a_failed_request_is_logged_with_its_code(stack: Stack) -> None:
     stack.fail(ModelNotFound("The model `x` does not exist."))
     await stack.typed_error(**{"x-request-id": "id-6"})

@@ -16,6 +16,7 @@ from services.text.limits import (
     MAX_MESSAGES,
     MAX_SEED,
     MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
     MAX_STOPS,
     MAX_TOKEN_ID,
     MAX_TOKENS,
@@ -53,6 +54,8 @@ BOUNDS = [
     ("stop", ((), ("x",), ("x" * MAX_STOP_LENGTH,) * MAX_STOPS)),
     ("logit_bias", ((), ((0, -100), (MAX_TOKEN_ID, 100)), tuple((at, 0) for at in range(MAX_BIASES)))),
     ("ignore_eos", (False, True)),
+    ("min_tokens", (0, 1, MAX_TOKENS)),
+    ("stop_token_ids", ((), (0, MAX_TOKEN_ID), (7,) * MAX_STOP_TOKENS)),
 ]
 
 
@@ -104,6 +107,11 @@ def test_out_of_range_values_are_refused_by_name() -> None:
         ("logit_bias", ((-1, 1),), "names token -1"),
         ("logit_bias", ((MAX_TOKEN_ID + 1, 1),), "names token 2147483648"),
         ("logit_bias", ((10**30, 1),), "names token 1000"),
+        ("min_tokens", -1, "must be 0 to 2147483647, not -1"),
+        ("min_tokens", MAX_TOKENS + 1, "must be 0 to 2147483647, not 2147483648"),
+        ("stop_token_ids", (-1,), "names token -1"),
+        ("stop_token_ids", (MAX_TOKEN_ID + 1,), "names token 2147483648"),
+        ("stop_token_ids", (7,) * 257, "has 257 entries; at most 256 are allowed"),
         ("logit_bias", tuple((at, 0) for at in range(1025)), "has 1025 entries; at most 1024 are allowed"),
     ]:
         with case(name=name, value=value, words=words):

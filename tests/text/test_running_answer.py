@@ -66,6 +66,18 @@ async def test_a_call_has_an_id_and_ends_the_answer_as_a_call() -> None:
     assert running.content.calls == [ToolCall(id=begun.id, name="f", arguments='{"a": 1}')]
 
 
+async def test_without_parallel_calls_only_the_first_one_counts() -> None:
+    answer = Answer()
+    for part in (piece(CALL, 2), piece(CALL.replace("1", "2"), 4), piece("", 5, "stop")):
+        answer.push(part)
+    parser = choose("", "llama").parser([ToolShape("f", None)], reasoning_open=False)
+    running = Choice(answer, parser, parallel=False)
+    events = await all_events(running)
+    assert [event.index for event in events if isinstance(event, CallStarted)] == [0]
+    assert [call.arguments for call in running.content.calls] == ['{"a": 1}']
+    assert events[-1] == Finished("tool_calls")
+
+
 async def test_a_call_that_was_cut_off_ended_by_length() -> None:
     running = choice(piece(CALL[:45], 1, "length"))
     events = await all_events(running)

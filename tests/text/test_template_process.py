@@ -61,6 +61,16 @@ async def test_a_prompt_is_what_the_template_makes_of_the_conversation() -> None
     assert not renderers()
 
 
+async def test_a_caller_sets_variables_before_those_of_an_effort() -> None:
+    source = "{{ enable_thinking }} {{ reasoning_effort }} {{ extra|tojson }}"
+    async with prepared(source) as template:
+        variables = {"reasoning_effort": "mine", "extra": {"a": [10**30]}, "unheard_of": 1}
+        assert (
+            await template.render(TURNS, (), "low", variables) == 'True mine {"a": [1000000000000000000000000000000]}'
+        )
+        assert template.unused(variables) == ["unheard_of"]
+
+
 async def test_the_template_s_own_words_are_quoted() -> None:
     async with prepared("{{ raise_exception('no tools') if tools else raise_exception('nothing') }}") as template:
         assert await refused(template) == "the model's chat template refuses the conversation: nothing"

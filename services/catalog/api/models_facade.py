@@ -89,7 +89,16 @@ def _models_file(declarations: Declarations) -> dict[str, Any]:
 
 
 def _plain(view: ModelView, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": view.desired.created, "owned_by": "allm"}
+    """Builds OpenAI's object, with two fields more: the model's context in tokens, null if unknown, and its skills."""
+    facts, own = view.desired.facts, view.desired.engine.context_tokens
+    return {
+        "id": name,
+        "object": "model",
+        "created": view.desired.created,
+        "owned_by": "allm",
+        "context_length": own or facts.context_tokens or None,
+        "capabilities": sorted(facts.capabilities),
+    }
 
 
 def _detailed(view: ModelView) -> dict[str, Any]:

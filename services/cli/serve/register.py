@@ -21,6 +21,7 @@ from services.cli.serve.process import ending_with_us
 from services.errors import AllmError
 from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER, CopiedDemo
 from services.models.demo.text_demo import (
+    DEMO_ALIAS,
     DEMO_ID,
     SAFETENSORS_DEMO_ID,
     DemoError,
@@ -148,13 +149,18 @@ class DefaultModels:
             copies = [(demo, await asyncio.to_thread(demo.install, folder, self._say)) for demo in self._copied]
         except DemoError as error:
             raise Problem(str(error)) from error
+        # An alias of the operator's own goes before a demo's.
+        taken = {name for model in await _listed(catalog) for name in (model.id, *model.aliases)}
+        taken |= {alias for alias, _ in self._settings.aliases}
         if path:
             self._first = True
-            await self._offer(catalog, DEMO_ID, path)
+            await self._offer(catalog, DEMO_ID, path, [DEMO_ALIAS] if DEMO_ALIAS not in taken else [])
         for demo, copy in copies:
             if copy:
                 defaults = model_pb2.ImageDefaults(steps=demo.steps, guidance=demo.guidance) if demo.steps else None
-                await self._offer(catalog, demo.id, copy, [demo.alias] if demo.alias else [], defaults)
+                await self._offer(
+                    catalog, demo.id, copy, [demo.alias] if demo.alias and demo.alias not in taken else [], defaults
+                )
 
     async def _offer(
         self,

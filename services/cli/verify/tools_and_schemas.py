@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from services.cli.verify.check import Check, CheckFailed, Skipped
 from services.cli.verify.subject import ASSISTANT, TOOL, Request, Subject, message
 
 TOKENS = 256
+FREE_TOKENS = 64  # of an answer that may be a call
 ANIMAL: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -97,13 +99,13 @@ def _show_and_call(subject: Subject) -> str:
             "the chat template does not show tools, or not all of them",
         )
     _history(subject)
-    return _call(subject)
+    return f"required: {_call(subject)}; auto: {_free_call(subject)}"
 
 
 TOOL_CHECK = Check(
     name="tool-call",
     compared="a required call and the tool's JSON Schema; and the lengths of prompts: a tool, a call and its result "
-    "must each add tokens",
+    "must each add tokens. What the model does under `auto` is only reported",
     run=_show_and_call,
 )
 
@@ -138,10 +140,30 @@ def _history(subject: Subject) -> None:
         )
 
 
+def _free_call(subject: Subject) -> str:
+    """Describes the answer of a model that is free to call."""
+    if subject.random:
+        return "not meaningful on random weights"
+    tool = _tool("The weather")
+    tool.strict = False
+    answer = subject.ask(Request(messages=[QUESTION], max_tokens=FREE_TOKENS, tools=[tool]))
+    if answer.calls:
+        name, arguments = answer.calls[0]
+        wrong = fault(arguments, WEATHER)
+        return f"{name}({arguments}){f', which breaks the schema: {wrong}' if wrong else ''}"
+    found = "a call that is text, because words surround it or it breaks the schema" if unread(answer.text) else "words"
+    return f"{found}: {answer.text[:80]!r}"
+
+
+def unread(text: str) -> bool:
+    """Reports whether a text has a call of the tool in some markup: two names of it between braces or tags."""
+    return bool(re.search(rf"[{{<\[][^\n]*{NAME}[\s\S]*\bcity\b[\s\S]*[}}>\]]", text))
+
+
 def _call(subject: Subject) -> str:
     answer = subject.ask(Request(messages=[QUESTION], max_tokens=TOKENS, tools=[_tool("The weather")], required=True))
     if subject.random and answer.finish == chat_pb2.FINISH_REASON_LENGTH:
-        return f"prompts show tools, calls and results; random weights reasoned for {TOKENS} tokens before a call"
+        return f"random weights reasoned for {TOKENS} tokens before a call"
     if answer.finish != chat_pb2.FINISH_REASON_TOOL_CALLS or not answer.calls:
         raise CheckFailed(
             f"no call within {TOKENS} tokens; the answer is {answer.text[:80]!r}",

@@ -19,6 +19,7 @@ from services.image.api import limits
 from services.image.api.messages import REST
 from services.image.api.openai import (
     Answer,
+    Asked,
     completed_event,
     partial_event,
     read_edit,
@@ -31,7 +32,7 @@ from services.image.images import Event, Gallery, Images, PictureFile
 from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
 from services.rest.openai import sse
-from services.rest.openai.body import called, json_body, send_body
+from services.rest.openai.body import called, json_body, send_body, undeclared
 from services.rest.openai.multipart import FilePart, Form, Sink, discarding_rest, read_form
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
@@ -57,7 +58,9 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Generates pictures from a prompt."""
-        await self._answer(*read_generation(request), call)
+        read = read_generation(request)
+        call.ignore_unknown(list(undeclared(request, Asked)))
+        await self._answer(*read, call)
 
     @facade(operation="image_edit")
     async def CreateImageEdit(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)

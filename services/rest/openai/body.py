@@ -43,8 +43,21 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Converts the errors of decoding a body to InvalidRequest."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+
+
 def decode(body: httpbody_pb2.HttpBody, kind: type[T], most: Mapping[str, int] = MappingProxyType({})) -> T:
-    """Decodes a body as `kind`. Ignores unknown parameters, as OpenAI's clients expect.
+    """Decodes a body as `kind`, without its unknown parameters, which `undeclared` returns.
 
     `most`: how many entries some of its lists may have, by name. A body with more is refused before it is converted:
     a million messages take seconds.
@@ -54,15 +67,17 @@ def decode(body: httpbody_pb2.HttpBody, kind: type[T], most: Mapping[str, int] =
     """
     if not body.data:
         raise InvalidRequest("the request has no body; a JSON object is expected")
-    try:
+    with _explained():
         _check_counts(body.data, most)
         return msgspec.json.decode(body.data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply") from error
+
+
+def undeclared(body: httpbody_pb2.HttpBody, kind: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
+    """Returns the parameters of a body that `kind` does not declare, except null ones. Raises as `decode`."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    with _explained():
+        found = _raw_object(body.data)
+    return {name: value for name, value in found.items() if name not in known and bytes(value) != b"null"}
 
 
 def _check_counts(data: bytes, most: Mapping[str, int]) -> None:

@@ -5,6 +5,7 @@ The gateway forwards every HttpBody immediately; the first one's content type be
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from services.rpc.call import Handler, Method, Q, R, S, wrapper
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
+BLOCK = 64  # obfuscated events have a multiple of so many bytes, apart from the frame
 _encode = msgspec.json.Encoder().encode
 
 
@@ -28,6 +30,12 @@ def data(value: Any) -> bytes:
 def event(name: str, value: Any) -> bytes:
     """Returns an event with a name; `name` contains no line break."""
     return b"event: " + name.encode() + b"\n" + data(value)
+
+
+def obfuscated(value: dict[str, Any]) -> dict[str, Any]:
+    """Adds random text to an event, so that its length does not tell that of its content; see BLOCK."""
+    padding = BLOCK - len(_encode(value)) % BLOCK
+    return {**value, "obfuscation": secrets.token_urlsafe(padding)[:padding]}
 
 
 def body(events: Iterable[bytes]) -> httpbody_pb2.HttpBody:

@@ -23,10 +23,13 @@ from services.rpc.call import Call
 from services.text import limits
 from services.text.api.chat.openai import usage_object
 from services.text.api.chat.openai_request import StreamOptions
-from services.text.api.openai_sampling import SamplingBody, refuse_others, sampling_of
-from services.text.conversation import Finished, TextDelta, Usage
+from services.text.api.openai_constraints import ConstraintBody, constrained
+from services.text.api.openai_sampling import sampling_of
+from services.text.api.other_parameters import unknown_parameters
+from services.text.chat import Chat
+from services.text.conversation import FREE_TEXT, Finished, OutputFormat, TextDelta, Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.engine.sampling import SamplingParams
+from services.text.engine.sampling import SamplingParams, without_effect
 from services.text.manager import TextModels
 from services.text.running_answer import AnswerContent, Choice, Completion
 
@@ -48,13 +51,16 @@ class CompletionRequest:
     choices: int = 1
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     suffix: str = ""  # the text after the gap that the answer fills; empty: the answer continues the prompt
+    output: OutputFormat = FREE_TEXT
 
 
 class Completions:
     """Continues texts."""
 
-    def __init__(self, models: TextModels) -> None:
+    def __init__(self, models: TextModels, chat: Chat) -> None:
+        """`chat` makes the grammars of constrained texts."""
         self._models = models
+        self._chat = chat
 
     @asynccontextmanager
     async def complete(self, stored: StoredModel, request: CompletionRequest, client: str) -> AsyncIterator[Completion]:
@@ -67,6 +73,7 @@ class Completions:
         """
         caller = current_caller()
         await caller.admit()
+        grammar = await self._chat.output_grammar(request.output)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             if request.suffix and model.ready.infill is None:
                 message = f"'suffix' is not possible: the model `{stored.id}` has no tokens for filling in."
@@ -79,12 +86,15 @@ class Completions:
                             client,
                             prompt,
                             request.sampling.for_choice(number),
+                            grammar,
                             logprobs=request.logprobs,
                             suffix=request.suffix,
                         )
                     )
                     choices.append(Choice(answer, parser=None))
-            completion = Completion(stored.id, choices, prefix="cmpl", prompts=len(request.prompts))
+            ignored = without_effect(request.sampling) if grammar else []
+            prompts = len(request.prompts)
+            completion = Completion(stored.id, choices, prefix="cmpl", prompts=prompts, ignored=ignored)
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             try:
@@ -93,7 +103,7 @@ class Completions:
                 raise ContextLengthExceeded(error.message, param="prompt") from error
 
 
-class LegacyRequest(SamplingBody, kw_only=True):
+class LegacyRequest(ConstraintBody, kw_only=True):
     """The body of POST /v1/completions."""
 
     model: str
@@ -117,8 +127,6 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
         Unsupported: a parameter is not supported; the error names it.
     """
     request = body.decode(raw, LegacyRequest)
-    options = request.stream_options or StreamOptions()
-    refuse_others([("stream_options.include_obfuscation", options.include_obfuscation, (False,))])
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     if not request.model:
@@ -135,6 +143,9 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
         request, DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens, request.logit_bias
     )
     limits.check_sampling(sampling)
+    output, names = constrained(request, FREE_TEXT)
+    with body.called(names):
+        limits.check_output(output)
     return request, CompletionRequest(
         model=request.model,
         prompts=prompts,
@@ -142,6 +153,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
         choices=choices,
         logprobs=request.logprobs,
         suffix=request.suffix or "",
+        output=output,
     )
 
 
@@ -170,7 +182,9 @@ def _check_logprobs(request: LegacyRequest) -> None:
 class LegacyWriter:
     """Builds the `text_completion` objects of one request: one complete object, or the chunks of a stream."""
 
-    def __init__(self, head: dict[str, Any], *, logprobs: bool, include_usage: bool = False) -> None:
+    def __init__(
+        self, head: dict[str, Any], *, logprobs: bool, include_usage: bool = False, obfuscated: bool = False
+    ) -> None:
         self._head = {
             "id": head["id"],
             "object": "text_completion",
@@ -180,6 +194,7 @@ class LegacyWriter:
         }
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
         self._logprobs = logprobs
+        self._obfuscated = obfuscated
         self._offsets: dict[int, int] = {}  # characters sent so far, by choice
 
     def whole(self, answers: Sequence[AnswerContent], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
@@ -194,7 +209,8 @@ class LegacyWriter:
         self, index: int, text: str, logprobs: Sequence[TokenLogprob] = (), finish: str | None = None
     ) -> dict[str, Any]:
         """Builds a chunk with more text of a choice, or with its end."""
-        return {**self._head, "choices": [self._choice(index, text, logprobs, finish)], **self._tail}
+        chunk = {**self._head, "choices": [self._choice(index, text, logprobs, finish)], **self._tail}
+        return sse.obfuscated(chunk) if self._obfuscated and text else chunk
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """Builds the final usage chunk, sent only if requested."""
@@ -226,21 +242,30 @@ async def create_completion(
     models: TextModels, completions: Completions, raw: httpbody_pb2.HttpBody, call: Call
 ) -> None:
     """Sends one JSON body, or server-sent events if the request sets `stream`."""
-    body, request = read_request(raw)
+    given, request = read_request(raw)
+    call.ignore_unknown(unknown_parameters(raw, LegacyRequest, {"chat_template_kwargs": ({},)}))
     stored = await models.find(request.model)
     call.model = stored.id
-    async with completions.complete(stored, request, call.client) as completion:
-        head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        writer = LegacyWriter(head, logprobs=request.logprobs is not None, include_usage=include_usage)
-        if body.stream:
-            await _stream(completion, writer, request if body.echo else None, include_usage, call)
-        else:
-            await completion.whole()
-            answers = [choice.content for choice in completion.choices]
-            echoes = [_echo(request, completion, index) if body.echo else "" for index in range(len(answers))]
-            await call.send(json_body(writer.whole(answers, echoes, completion.usage)))
-        call.facts["usage"] = completion.usage.facts
+    with body.called(constrained(given, FREE_TEXT)[1]):
+        async with completions.complete(stored, request, call.client) as completion:
+            call.ignore(completion.ignored)
+            await _answer(given, request, completion, call)
+            call.facts["usage"] = completion.usage.facts
+
+
+async def _answer(given: LegacyRequest, request: CompletionRequest, completion: Completion, call: Call) -> None:
+    head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
+    options = given.stream_options or StreamOptions()
+    include_usage = bool(options.include_usage)
+    logprobs, obfuscated = request.logprobs is not None, bool(options.include_obfuscation)
+    writer = LegacyWriter(head, logprobs=logprobs, include_usage=include_usage, obfuscated=obfuscated)
+    if given.stream:
+        await _stream(completion, writer, request if given.echo else None, include_usage, call)
+        return
+    await completion.whole()
+    answers = [choice.content for choice in completion.choices]
+    echoes = [_echo(request, completion, index) if given.echo else "" for index in range(len(answers))]
+    await call.send(json_body(writer.whole(answers, echoes, completion.usage)))
 
 
 async def _stream(

@@ -149,12 +149,13 @@ def body_pieces(embedding: Embedding, encoding: str | None) -> Iterator[bytes]:
 
 async def create_embedding(models: TextModels, embeddings: Embeddings, raw: httpbody_pb2.HttpBody, call: Call) -> None:
     """Sends one JSON body in pieces."""
-    body, request = read_request(raw)
+    given, request = read_request(raw)
+    call.ignore_unknown(list(body.undeclared(raw, EmbeddingsRequest)))
     stored = await models.find(request.model)
     call.model = stored.id
     embedding = await embeddings.embed(stored, request, call.client)
     call.facts["usage"] = {"inputs": len(request.inputs), "prompt": embedding.tokens}
-    for piece in body_pieces(embedding, body.encoding_format):
+    for piece in body_pieces(embedding, given.encoding_format):
         await call.send(httpbody_pb2.HttpBody(content_type=JSON, data=piece))
 
 

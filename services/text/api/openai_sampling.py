@@ -1,6 +1,7 @@
 """Parameters that the OpenAI endpoints of the text service share: sampling, metadata, and those without effect.
 
-`top_k`, `min_p`, `repeat_penalty` and `ignore_eos` are extensions; in Responses all but `temperature` and `top_p` are.
+`top_k`, `min_p`, `repeat_penalty`, `ignore_eos`, `min_tokens` and `stop_token_ids` are extensions; in Responses all but
+`temperature` and `top_p` are.
 An unsupported parameter is accepted only with a value that has no effect. Metadata is returned unchanged.
 """
 
@@ -15,7 +16,10 @@ from services.errors import InvalidRequest, Unsupported
 from services.text.engine.sampling import SamplingParams
 
 # Parameters with the same name in OpenAI's API and in the core. Absent ones get the core's defaults.
-_PLAIN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
+_PLAIN = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty"),
+    "min_tokens",
+)
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
@@ -34,6 +38,8 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
 
 
 def sampling_of(
@@ -52,6 +58,7 @@ def sampling_of(
         stop=(given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ()),
         max_tokens=max_tokens,
         ignore_eos=bool(given.ignore_eos),
+        stop_token_ids=tuple(given.stop_token_ids or ()),
     )
 
 

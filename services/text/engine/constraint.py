@@ -92,7 +92,7 @@ class Constraint:
         """The error that stopped the grammar, which is one of the limits above, or None. The request ends with it."""
         if self._left > 0 and not self._matcher.is_error():
             return None
-        message = "response_format is too complex: the answer cannot continue within it"
+        message = "'response_format' is too complex: the answer cannot continue within it"
         return EngineError("INVALID_REQUEST", message, "response_format")
 
 
@@ -105,7 +105,7 @@ def in_one_line(error: str) -> str:
 
 def no_token() -> EngineError:
     """Returns the error for a mask that allows no token."""
-    message = "response_format asks for text that this model has no token for"
+    message = "'response_format' asks for text that this model has no token for"
     return EngineError("INVALID_REQUEST", message, "response_format")
 
 
@@ -157,6 +157,6 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # often the slowest mask; all copies reuse it
         if matcher.is_error():
-            message = f"response_format cannot be made into a grammar: {in_one_line(matcher.get_error())}"
+            message = f"'response_format' cannot be made into a grammar: {in_one_line(matcher.get_error())}"
             raise EngineError("INVALID_REQUEST", message, "response_format")
         return matcher

@@ -190,7 +190,9 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
     def _emit(self, sequence: Sequence, sampled: Sampled) -> bool:
         """Sends the text of a sequence's newest token. Returns True if the answer has ended with it."""
         finish: FinishReason | None = None
-        if self._speaker.is_end(sampled.token) and not sequence.params.ignore_eos:
+        params = sequence.params
+        ends = self._speaker.is_end(sampled.token) and not params.ignore_eos
+        if ends or sampled.token in params.stop_token_ids:
             finish, text = "stop", sequence.text.flush()
         else:
             text = self._push(sequence, sampled)
@@ -221,7 +223,7 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
         piece = self._speaker.piece(sampled.token, sequence.special)
         if piece and sequence.held_logprobs and sampled.logprob:
             sequence.held_logprobs.add(sequence.text.decoded, sampled.logprob)
-        return sequence.text.push(piece)
+        return sequence.text.push(piece, stops=sequence.generated > sequence.params.min_tokens)
 
     def _retire(self, sequence: Sequence) -> None:
         """Ends a running request and frees its resources immediately."""

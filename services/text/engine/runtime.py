@@ -56,12 +56,14 @@ Outcomes = list[Sampled | EngineError]
 """The next tokens of a span, in order."""
 
 
-def check_bias(params: SamplingParams, vocabulary: int) -> None:
-    """Raises EngineError (INVALID_REQUEST) if `logit_bias` names a token outside of a vocabulary of this size."""
-    bad = [token for token, _ in params.logit_bias if not 0 <= token < vocabulary]
-    if bad:
-        message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {vocabulary - 1}"
-        raise EngineError("INVALID_REQUEST", message, "logit_bias")
+def check_tokens(params: SamplingParams, vocabulary: int) -> None:
+    """Raises EngineError (INVALID_REQUEST) if a parameter names a token outside of a vocabulary of this size."""
+    named = {"logit_bias": [token for token, _ in params.logit_bias], "stop_token_ids": params.stop_token_ids}
+    for param, tokens in named.items():
+        bad = [token for token in tokens if not 0 <= token < vocabulary]
+        if bad:
+            message = f"{param} names token {bad[0]}; this model's tokens are 0 to {vocabulary - 1}"
+            raise EngineError("INVALID_REQUEST", message, param)
 
 
 def kept_states(max_sequences: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # texts that end the answer
     max_tokens: int | None = None  # None: up to the end of the context
     ignore_eos: bool = False  # continue past the end-of-turn token
+    min_tokens: int = 0  # so many tokens come before the turn's end, a stop token, or a stop text that counts
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer and are not part of it
 
     @property
     def greedy(self) -> bool:
@@ -34,8 +37,21 @@ class SamplingParams:
             self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1.0
         )
 
+    def constrained(self) -> SamplingParams:
+        """Returns the parameters under a grammar, which alone ends the answer: cut elsewhere, it would not parse."""
+        return dataclasses.replace(self, **_ENDING)
+
     def for_choice(self, number: int) -> SamplingParams:
         """Returns the parameters for one of several answers to a prompt. Seeds differ, or all would be equal."""
         if self.seed is None:
             return self
         return dataclasses.replace(self, seed=(self.seed + number) % 2**64)
+
+
+# The parameters that end an answer, or keep it from its end, with values that do neither.
+_ENDING: dict[str, Any] = {"stop": (), "ignore_eos": False, "min_tokens": 0, "stop_token_ids": ()}
+
+
+def without_effect(params: SamplingParams) -> list[str]:
+    """Returns the names of the parameters that have no effect under a grammar."""
+    return [name for name, off in _ENDING.items() if getattr(params, name) != off]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.text.engine.kv_cells import Holding
@@ -67,8 +67,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         if self.constraint is not None:
-            # Only the grammar ends the answer: cut elsewhere, it would not parse.
-            self.params = replace(self.params, stop=(), ignore_eos=False)
+            self.params = self.params.constrained()
         self.prompt_tokens = len(self.tokens)
         self.text = TextAssembler(self.params.stop)
         self.held_logprobs = None if self.logprobs is None else HeldLogprobs()

@@ -21,11 +21,14 @@ class TextAssembler:
         self.shown = 0  # returned characters so far
         self.stopped = False  # whether a stop string was found
 
-    def push(self, piece: bytes) -> str:
-        """Adds one token's bytes. Returns the text that is now certain, up to a stop string if one was found."""
+    def push(self, piece: bytes, *, stops: bool = True) -> str:
+        """Adds one token's bytes. Returns the text that is now certain, up to a stop string if one was found.
+
+        `stops`: whether the token's text can be part of a stop string.
+        """
         text = self._decode(piece)
         self.decoded += len(text)
-        certain = self._certain(text) if self._stop else text
+        certain = self._certain(text) if self._stop and stops else text
         self.shown += len(certain)
         return certain
 

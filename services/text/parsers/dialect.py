@@ -14,6 +14,7 @@ from typing import Protocol
 
 from services.text.conversation import ParsedEvent
 from services.text.parsers import harmony, json_calls, xml_calls
+from services.text.parsers.bare_calls import BareCalls
 from services.text.parsers.reader import Reader, Reading, thoughts
 from services.text.parsers.tool_grammar import Tools, ToolShape
 
@@ -21,15 +22,17 @@ from services.text.parsers.tool_grammar import Tools, ToolShape
 class Parser:
     """An incremental parser of one answer, which runs a dialect's generator."""
 
-    def __init__(self, read: Callable[[Reader], Reading[None]]) -> None:
+    def __init__(self, read: Callable[[Reader], Reading[None]], bare: Tools) -> None:
+        """`bare`: the tools whose calls need no marks."""
         self._reader = Reader()
         self._steps = read(self._reader)
+        self._bare = BareCalls(bare)
 
     def push(self, text: str) -> list[ParsedEvent]:
         """Adds text and returns the events that are now certain."""
         self._reader.feed(text)
         next(self._steps, None)
-        return self._reader.take_events()
+        return self._bare.passed(self._reader.take_events())
 
     def finish(self, *, cut: bool = False) -> list[ParsedEvent]:
         """Ends the text and returns the remaining events. An incomplete call is returned as far as it was read.
@@ -41,7 +44,7 @@ class Parser:
         for _ in self._steps:
             pass
         self._reader.flush()
-        return self._reader.take_events()
+        return self._bare.passed(self._reader.take_events()) + self._bare.end(cut=cut)
 
 
 class MakeGrammar(Protocol):
@@ -66,13 +69,14 @@ class Dialect:
     read: Callable[[Reader, Tools, bool], Reading[None]]  # reads an answer; True: it begins inside a reasoning block
     call_grammar: MakeGrammar
 
-    def parser(self, tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
+    def parser(self, tools: Sequence[ToolShape], *, reasoning_open: bool, bare: bool = False) -> Parser:
         """Returns a parser of one answer. Calls of tools not in `tools` are text.
 
-        `reasoning_open`: the prompt ends inside a reasoning block.
+        `reasoning_open`: the prompt ends inside a reasoning block. `bare`: an answer that is nothing but JSON of calls,
+        without the dialect's marks, is calls.
         """
         schemas = {tool.name: tool.schema for tool in tools}
-        return Parser(lambda reader: self.read(reader, schemas, reasoning_open))
+        return Parser(lambda reader: self.read(reader, schemas, reasoning_open), schemas if bare else {})
 
 
 def _read_plain(reader: Reader, _: Tools, reasoning_open: bool) -> Reading[None]:

@@ -29,8 +29,8 @@ from services.text.parsers.tool_grammar import (
 
 ARGUMENTS = ("arguments", "parameters")
 # Keys that models add and that are ignored.
-_IGNORED = ("type", "id")
-_KEYS = ("name", *ARGUMENTS, *_IGNORED)
+IGNORED = ("type", "id")
+_KEYS = ("name", *ARGUMENTS, *IGNORED)
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 NEMOTRON_OPEN, NEMOTRON_CLOSE = "<TOOLCALL>", "</TOOLCALL>"
@@ -223,7 +223,7 @@ class _CallObject:
         if key in ARGUMENTS and self._arguments is None:
             self._arguments = []
             return (yield from _json_arguments(self._reader, self._emit))
-        if key in _IGNORED:
+        if key in IGNORED:
             return (yield from _json_value(self._reader, lambda _: None))
         return False
 

@@ -6,8 +6,9 @@ position in the stream.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +21,8 @@ from services.text.engine.sampling import SamplingParams
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 RUNNING: tuple[Status, ...] = ("queued", "in_progress")
 MAX_ID = 256  # characters of an id that a caller supplies
+MAX_FLAT = 64  # characters of a tool's name
+FLAT_DIGEST = 8  # hexadecimal digits that tell cut names apart
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 MessageRole = Literal["system", "developer", "user", "assistant"]
@@ -51,6 +54,7 @@ class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
     streamed: bool = False  # background only: events are stored for later streaming
     shorten: bool = False  # drop the oldest turns if the conversation does not fit
     prompt_cache_key: str | None = None  # the caller's name for the session, so that its prefix stays in the cache
+    template_variables: dict[str, Any] = {}  # of the chat template
 
     output_name: OutputName = OutputName()
     summary: str | None = None  # of reasoning
@@ -134,6 +138,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
     name: str
     arguments: str
     status: ItemStatus = "completed"
+    namespace: str = ""  # of the tool; `name` is its name there
 
 
 class FunctionOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
@@ -152,6 +157,17 @@ class ItemReference(msgspec.Struct, frozen=True, kw_only=True):
     """A reference, in a request, to an item of a stored response."""
 
     id: str
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Returns the name by which the model knows a member of a namespace, at most 64 characters; `name` without one."""
+    if not namespace:
+        return name
+    flat = f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+    if len(flat) <= MAX_FLAT:
+        return flat
+    digest = hashlib.sha256(flat.encode()).hexdigest()[:FLAT_DIGEST]
+    return f"{flat[: MAX_FLAT - FLAT_DIGEST - 1]}_{digest}"
 
 
 def new_id(kind: Literal["resp", "conv", "msg", "rs", "fc", "fco"]) -> str:

@@ -39,6 +39,7 @@ from services.text.responses.response import (
     ReasoningItem,
     Response,
     ResponseRequest,
+    flat_name,
     new_id,
 )
 from services.text.responses.run import Run
@@ -258,6 +259,7 @@ class Responses:
             logprobs=settings.logprobs,
             reasoning_effort=settings.reasoning_effort,
             cache_key=settings.prompt_cache_key or "",
+            template_variables=settings.template_variables,
         )
         limits.check(chat)
         return given, await self._chat.checked(chat)
@@ -346,9 +348,8 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Messag
             name = names[item.call_id]
             messages.append(Message(role="tool", content=item.output, name=name, tool_call_id=item.call_id))
         elif isinstance(item, FunctionCallItem):
-            names[item.call_id] = item.name
-            call = ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
-            last = _assistant(messages)
+            names[item.call_id] = name = flat_name(item.namespace, item.name)
+            last, call = _assistant(messages), ToolCall(id=item.call_id, name=name, arguments=item.arguments)
             messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
         elif isinstance(item, ReasoningItem):
             thought = item.text or "\n".join(item.summary)

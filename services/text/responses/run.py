@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from services.errors import AllmError
-from services.text.conversation import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta
+from services.text.conversation import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta, Tool
 from services.text.engine.messages import TokenLogprob
 from services.text.responses.response import (
     Delta,
@@ -59,7 +59,12 @@ class Run:
         self._first: Sequence[tuple[int, AnswerEvent]] = first
         self._keep = keep
         self._opening = opening
-        self._output = Output()
+        self._output = Output(response.settings.tools)
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """The parameters of the request that have no effect on the answer."""
+        return self._completion.ignored
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """Yields all events in batches of those that are ready together. An error becomes the last event."""
@@ -122,6 +127,7 @@ class _Open:
     id: str
     call_id: str = ""
     name: str = ""
+    namespace: str = ""
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -130,7 +136,14 @@ class _Open:
         if self.kind == "reasoning":
             return ReasoningItem(id=self.id, text=text, status=status)
         if self.kind == "arguments":
-            return FunctionCallItem(id=self.id, call_id=self.call_id, name=self.name, arguments=text, status=status)
+            return FunctionCallItem(
+                id=self.id,
+                call_id=self.call_id,
+                name=self.name,
+                namespace=self.namespace,
+                arguments=text,
+                status=status,
+            )
         part = Part(text=text, logprobs=tuple(self.logprobs))
         return MessageItem(id=self.id, role="assistant", content=(part,), status=status)
 
@@ -138,7 +151,9 @@ class _Open:
 class Output:
     """The output of one response. `items` holds the finished items."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        """`tools`: those that the model may call."""
+        self._members = {tool.name: (tool.namespace.name, tool.member) for tool in tools if tool.namespace}
         self.items: list[Item] = []
         self._open: _Open | None = None
         # Leading white space: it belongs to a message only if text follows.
@@ -190,7 +205,8 @@ class Output:
     ) -> list[Event]:
         """Closes the open item and opens another one."""
         events = self._close("completed")
-        opened = self._open = _Open(kind, new_id(prefix), call_id, name)
+        namespace, name = self._members.get(name, ("", name))
+        opened = self._open = _Open(kind, new_id(prefix), call_id, name, namespace)
         item = opened.item("in_progress")
         index = len(self.items)
         events.append(ItemAdded(index, item))

@@ -55,6 +55,8 @@ async def test_ready_models_are_listed_in_openais_format_under_ids_and_aliases(t
             "object": "model",
             "created": created,
             "owned_by": "allm",
+            "context_length": 2048,
+            "capabilities": ["chat"],
         }
 
 
@@ -94,6 +96,8 @@ async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
             "object": "model",
             "created": model.create_time.seconds,
             "owned_by": "allm",
+            "context_length": 2048,
+            "capabilities": ["chat"],
             "aliases": ["a"],
             "state": "downloading",
             "reason": "25 % done",
@@ -154,6 +158,7 @@ async def test_one_model(tmp_path: Path) -> None:
         assert reported["message"].endswith("it is unsupported: no text service is running")
         await service.report(complete=True, statuses=[status("org/m")])
         expected = {"object": "model", "created": model.create_time.seconds, "owned_by": "allm"}
+        expected |= {"context_length": 2048, "capabilities": ["chat"]}
         assert await got(service, "org/m") == {"id": "org/m"} | expected
         assert await got(service, "a") == {"id": "a"} | expected
         code, reported = await refused(got(service, "none"))

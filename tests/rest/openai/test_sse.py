@@ -41,3 +41,14 @@ def test_an_error_in_a_stream_is_openais_object() -> None:
     )
     assert b'"param":null,"code":"internal"' in sse.error(Internal("x")).data
     assert b'"type":"rate_limit_error"' in sse.error(Overloaded("x")).data
+
+
+def test_padded_events_tell_only_the_blocks_of_their_texts() -> None:
+    sizes, paddings = set(), set()
+    for length in range(sse.BLOCK):
+        value = sse.obfuscated({"content": "x" * length})
+        sizes.add(len(sse.data(value)))
+        paddings.add(value["obfuscation"])
+    assert max(sizes) - min(sizes) == sse.BLOCK
+    assert len(sizes) == 2
+    assert len(paddings) == sse.BLOCK, "it is random"

@@ -27,6 +27,8 @@ GIVEN: dict[str, Any] = {
     "repeat_penalty": 1.5,
     "stop": "end",
     "ignore_eos": True,
+    "min_tokens": 3,
+    "stop_token_ids": [7, 8],
 }
 
 
@@ -64,6 +66,8 @@ def test_every_parameter_is_read(read: Read) -> None:
         stop=("end",),
         max_tokens=5,
         ignore_eos=True,
+        min_tokens=3,
+        stop_token_ids=(7, 8),
     )
 
 

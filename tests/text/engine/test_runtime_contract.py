@@ -16,6 +16,7 @@ from tests.text.engine.worker_session import WorkerSession
 CAPITAL = "What is the capital of France?"
 STORY = "Tell me a story about a fox."
 LONG = "Here is a long text that two requests have in common. " * 12
+FRANCE = 4649  # the token " France"
 CONTEXT = 512
 STEP = 256  # maximum tokens of a step
 CITY = {
@@ -140,6 +141,25 @@ def test_stop_strings_never_leak(worker: WorkerSession) -> None:
 def test_the_end_can_be_ignored(worker: WorkerSession) -> None:
     answer = worker.answer(CAPITAL, ignore_eos=True, max_tokens=12)  # without ignore_eos it ends after eight tokens
     assert (answer.tokens, answer.finish) == (12, "length")
+
+
+def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(worker: WorkerSession) -> None:
+    for more in ({}, {"ignore_eos": True, "max_tokens": 12}):
+        answer = worker.answer(CAPITAL, stop_token_ids=(FRANCE,), **more)
+        assert (answer.text, answer.finish, answer.tokens) == ("The capital of", "stop", 4)
+    refused = worker.answer(CAPITAL, stop_token_ids=(49152,)).refused
+    assert refused
+    assert (refused.code, refused.param) == ("INVALID_REQUEST", "stop_token_ids")
+
+
+def test_nothing_ends_an_answer_before_its_least_number_of_tokens(worker: WorkerSession) -> None:
+    answer = worker.answer(CAPITAL, min_tokens=12, max_tokens=12)
+    assert (answer.tokens, answer.finish) == (12, "length")
+    answer = worker.answer(CAPITAL, min_tokens=4, stop_token_ids=(FRANCE,), max_tokens=12)
+    assert answer.tokens > 4
+    assert not answer.text.startswith("The capital of France")
+    answer = worker.answer(CAPITAL, min_tokens=3, stop=("capital", "Paris"))
+    assert (answer.text, answer.finish) == ("The capital of France is ", "stop")
 
 
 def test_characters_come_whole(worker: WorkerSession) -> None:

@@ -37,7 +37,7 @@ class GetResponseRequest(_message.Message):
     starting_after: _builtins.int
     """With `stream`: only events with a greater sequence number."""
     include_obfuscation: _builtins.bool
-    """True is refused: events are not padded."""
+    """Whether events with more text are padded, so that their lengths do not tell those of the texts. Default false."""
     @_builtins.property
     def include(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Additional fields to return, as in OpenAI's API; unsupported values are refused by name."""

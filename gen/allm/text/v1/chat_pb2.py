@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61llm/text/v1/chat.proto\x12\x0c\x61llm.text.v1\"8\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x11\n\x07refusal\x18\x02 \x01(\tH\x00\x42\x06\n\x04part\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\xc2\x01\n\x0b\x43hatMessage\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.allm.text.v1.ChatRole\x12*\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ContentPart\x12\x0c\n\x04name\x18\x03 \x01(\t\x12*\n\ntool_calls\x18\x04 \x03(\x0b\x32\x16.allm.text.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"\x97\x01\n\nToolChoice\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.allm.text.v1.ToolChoice.Mode\x12\r\n\x05names\x18\x02 \x03(\t\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_NONE\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\"F\n\x0cOutputFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x66ormat\"[\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12+\n\x03top\x18\x03 \x03(\x0b\x32\x1e.allm.text.v1.TokenAlternative\"2\n\x10TokenAlternative\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8f\x04\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1b\n\x0erepeat_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x43\n\nlogit_bias\x18\t \x03(\x0b\x32/.allm.text.v1.SamplingParameters.LogitBiasEntry\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x17\n\nmax_tokens\x18\x0b \x01(\x05H\x08\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x11\n\x0f_repeat_penaltyB\r\n\x0b_max_tokens\"\x9c\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\x05\x12\x17\n\x0frejected_tokens\x18\x06 \x01(\x05\"\xa8\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12*\n\x07message\x18\x02 \x01(\x0b\x32\x19.allm.text.v1.ChatMessage\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.allm.text.v1.FinishReason\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.allm.text.v1.TokenLogprob*\x95\x01\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x17\n\x13\x43HAT_ROLE_DEVELOPER\x10\x02\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x03\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x04\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x05*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x42\x44\n\x0f\x61i.allm.text.v1P\x01Z/github.com/allm/allm/gen/go/allm/text/v1;textv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61llm/text/v1/chat.proto\x12\x0c\x61llm.text.v1\"8\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x11\n\x07refusal\x18\x02 \x01(\tH\x00\x42\x06\n\x04part\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\xc2\x01\n\x0b\x43hatMessage\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.allm.text.v1.ChatRole\x12*\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ContentPart\x12\x0c\n\x04name\x18\x03 \x01(\t\x12*\n\ntool_calls\x18\x04 \x03(\x0b\x32\x16.allm.text.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"\x97\x01\n\nToolChoice\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.allm.text.v1.ToolChoice.Mode\x12\r\n\x05names\x18\x02 \x03(\t\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_NONE\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\"\x1e\n\rAnswerChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xb6\x01\n\x0cOutputFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x1b.allm.text.v1.AnswerChoicesH\x00\x12\x0f\n\x05regex\x18\x04 \x01(\tH\x00\x12\x16\n\x0clark_grammar\x18\x05 \x01(\tH\x00\x12\x16\n\x0cgbnf_grammar\x18\x06 \x01(\tH\x00\x42\x08\n\x06\x66ormat\"[\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12+\n\x03top\x18\x03 \x03(\x0b\x32\x1e.allm.text.v1.TokenAlternative\"2\n\x10TokenAlternative\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xbb\x04\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1b\n\x0erepeat_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x43\n\nlogit_bias\x18\t \x03(\x0b\x32/.allm.text.v1.SamplingParameters.LogitBiasEntry\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x17\n\nmax_tokens\x18\x0b \x01(\x05H\x08\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x12\n\nmin_tokens\x18\r \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x11\n\x0f_repeat_penaltyB\r\n\x0b_max_tokens\"\x9c\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\x05\x12\x17\n\x0frejected_tokens\x18\x06 \x01(\x05\"\xa8\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12*\n\x07message\x18\x02 \x01(\x0b\x32\x19.allm.text.v1.ChatMessage\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.allm.text.v1.FinishReason\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.allm.text.v1.TokenLogprob*\x95\x01\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x17\n\x13\x43HAT_ROLE_DEVELOPER\x10\x02\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x03\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x04\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x05*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x42\x44\n\x0f\x61i.allm.text.v1P\x01Z/github.com/allm/allm/gen/go/allm/text/v1;textv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\017ai.allm.text.v1P\001Z/github.com/allm/allm/gen/go/allm/text/v1;textv1'
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_CHATROLE']._serialized_start=1674
-  _globals['_CHATROLE']._serialized_end=1823
-  _globals['_FINISHREASON']._serialized_start=1825
-  _globals['_FINISHREASON']._serialized_end=1950
+  _globals['_CHATROLE']._serialized_start=1863
+  _globals['_CHATROLE']._serialized_end=2012
+  _globals['_FINISHREASON']._serialized_start=2014
+  _globals['_FINISHREASON']._serialized_end=2139
   _globals['_CONTENTPART']._serialized_start=41
   _globals['_CONTENTPART']._serialized_end=97
   _globals['_TOOL']._serialized_start=99
@@ -50,18 +50,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLCHOICE']._serialized_end=594
   _globals['_TOOLCHOICE_MODE']._serialized_start=517
   _globals['_TOOLCHOICE_MODE']._serialized_end=594
-  _globals['_OUTPUTFORMAT']._serialized_start=596
-  _globals['_OUTPUTFORMAT']._serialized_end=666
-  _globals['_TOKENLOGPROB']._serialized_start=668
-  _globals['_TOKENLOGPROB']._serialized_end=759
-  _globals['_TOKENALTERNATIVE']._serialized_start=761
-  _globals['_TOKENALTERNATIVE']._serialized_end=811
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=814
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1341
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=1161
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=1209
-  _globals['_USAGE']._serialized_start=1344
-  _globals['_USAGE']._serialized_end=1500
-  _globals['_CHATCHOICE']._serialized_start=1503
-  _globals['_CHATCHOICE']._serialized_end=1671
+  _globals['_ANSWERCHOICES']._serialized_start=596
+  _globals['_ANSWERCHOICES']._serialized_end=626
+  _globals['_OUTPUTFORMAT']._serialized_start=629
+  _globals['_OUTPUTFORMAT']._serialized_end=811
+  _globals['_TOKENLOGPROB']._serialized_start=813
+  _globals['_TOKENLOGPROB']._serialized_end=904
+  _globals['_TOKENALTERNATIVE']._serialized_start=906
+  _globals['_TOKENALTERNATIVE']._serialized_end=956
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=959
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1530
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=1350
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=1398
+  _globals['_USAGE']._serialized_start=1533
+  _globals['_USAGE']._serialized_end=1689
+  _globals['_CHATCHOICE']._serialized_start=1692
+  _globals['_CHATCHOICE']._serialized_end=1860
 # @@protoc_insertion_point(module_scope)

@@ -277,6 +277,30 @@ class ToolChoice(_message.Message):
 Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
+class AnswerChoices(_message.Message):
+    """The texts from which an answer is chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts. 1 to 1,024, each 1 to 4,096 characters."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerChoices: _TypeAlias = AnswerChoices  # noqa: Y015
+
+@_typing.final
 class OutputFormat(_message.Message):
     """The required format of an answer's text. It constrains sampling, so the text always has the format, unless it reached
     the length limit.
@@ -286,21 +310,39 @@ class OutputFormat(_message.Message):
 
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    LARK_GRAMMAR_FIELD_NUMBER: _builtins.int
+    GBNF_GRAMMAR_FIELD_NUMBER: _builtins.int
     json_object: _builtins.bool
     """Any JSON object. Must be true if set."""
     json_schema: _builtins.str
     """JSON that matches this JSON Schema, given as JSON text. Unsupported keywords are refused by name."""
+    regex: _builtins.str
+    """Text that as a whole matches this regular expression, in the syntax of Rust's `regex`, without look-around."""
+    lark_grammar: _builtins.str
+    """Text that follows this grammar, in llguidance's Lark syntax."""
+    gbnf_grammar: _builtins.str
+    """Text that follows this grammar, in llama.cpp's GBNF syntax."""
+    @_builtins.property
+    def choice(self) -> Global___AnswerChoices:
+        """Exactly one of these texts."""
+
     def __init__(
         self,
         *,
         json_object: _builtins.bool = ...,
         json_schema: _builtins.str = ...,
+        choice: Global___AnswerChoices | None = ...,
+        regex: _builtins.str = ...,
+        lark_grammar: _builtins.str = ...,
+        gbnf_grammar: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "json_object", b"json_object", "json_schema", b"json_schema"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "gbnf_grammar", b"gbnf_grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lark_grammar", b"lark_grammar", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "json_object", b"json_object", "json_schema", b"json_schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "gbnf_grammar", b"gbnf_grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lark_grammar", b"lark_grammar", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_object", "json_schema"]  # noqa: Y015
+    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_object", "json_schema", "choice", "regex", "lark_grammar", "gbnf_grammar"]  # noqa: Y015
     _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
 
@@ -402,6 +444,8 @@ class SamplingParameters(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Flattens (above 1) or sharpens (below 1) the distribution; 0 always selects the most likely token. 0 to 2, default
     1.
@@ -426,6 +470,10 @@ class SamplingParameters(_message.Message):
     """Maximum tokens to generate. 1 or more; default: the remaining context of the model."""
     ignore_eos: _builtins.bool
     """Continues after the model's own end-of-turn token, up to `max_tokens`; for benchmarks. Default false."""
+    min_tokens: _builtins.int
+    """Number of tokens before which neither the end of the turn, a stop token nor a stop string ends the answer. 0 to
+    `max_tokens`, default 0.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of individual tokens, by token id. -100 to 100; at most 1,024 entries."""
@@ -433,6 +481,10 @@ class SamplingParameters(_message.Message):
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the answer and are not part of it. At most 16, none empty, each at most 256 characters."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids that end the answer and are not part of it. At most 256."""
 
     def __init__(
         self,
@@ -449,10 +501,12 @@ class SamplingParameters(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         max_tokens: _builtins.int | None = ...,
         ignore_eos: _builtins.bool = ...,
+        min_tokens: _builtins.int = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015

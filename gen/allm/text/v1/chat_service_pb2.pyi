@@ -38,6 +38,7 @@ class CreateChatCompletionRequest(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels returns it. Required."""
     parallel_tool_calls: _builtins.bool
@@ -57,6 +58,10 @@ class CreateChatCompletionRequest(_message.Message):
     prediction: _builtins.str
     """The answer that the caller expects, such as a file before an edit. Where the model generates the same tokens, it
     may do so faster; the answer is the same with any prediction. Optional.
+    """
+    template_variables_json: _builtins.str
+    """More variables of the model's chat template, such as `enable_thinking`, as a JSON object of at most 32 entries and
+    16 KiB. Optional.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
@@ -93,10 +98,11 @@ class CreateChatCompletionRequest(_message.Message):
         reasoning_effort: _builtins.str = ...,
         prompt_cache_key: _builtins.str = ...,
         prediction: _builtins.str = ...,
+        template_variables_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prediction", b"prediction", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prediction", b"prediction", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
@@ -175,6 +181,7 @@ class StreamChatCompletionRequest(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels returns it. Required."""
     parallel_tool_calls: _builtins.bool
@@ -194,6 +201,10 @@ class StreamChatCompletionRequest(_message.Message):
     prediction: _builtins.str
     """The answer that the caller expects, such as a file before an edit. Where the model generates the same tokens, it
     may do so faster; the answer is the same with any prediction. Optional.
+    """
+    template_variables_json: _builtins.str
+    """More variables of the model's chat template, such as `enable_thinking`, as a JSON object of at most 32 entries and
+    16 KiB. Optional.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
@@ -230,10 +241,11 @@ class StreamChatCompletionRequest(_message.Message):
         reasoning_effort: _builtins.str = ...,
         prompt_cache_key: _builtins.str = ...,
         prediction: _builtins.str = ...,
+        template_variables_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prediction", b"prediction", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prediction", b"prediction", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015

@@ -26,7 +26,7 @@ from allm.text.v1 import chat_pb2 as allm_dot_text_dot_v1_dot_chat__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61llm/text/v1/response.proto\x12\x0c\x61llm.text.v1\x1a\x17\x61llm/text/v1/chat.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x02\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x06status\x18\x02 \x01(\x0e\x32\x18.allm.text.v1.ItemStatus\x12,\n\x07message\x18\x03 \x01(\x0b\x32\x19.allm.text.v1.MessageItemH\x00\x12\x30\n\treasoning\x18\x04 \x01(\x0b\x32\x1b.allm.text.v1.ReasoningItemH\x00\x12\x37\n\rfunction_call\x18\x05 \x01(\x0b\x32\x1e.allm.text.v1.FunctionCallItemH\x00\x12\x44\n\x14\x66unction_call_output\x18\x06 \x01(\x0b\x32$.allm.text.v1.FunctionCallOutputItemH\x00\x12\x18\n\x0eitem_reference\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"\x8d\x01\n\x0bMessageItem\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.allm.text.v1.ChatRole\x12*\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ContentPart\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.allm.text.v1.TokenLogprob\".\n\rReasoningItem\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x03(\t\"I\n\x10\x46unctionCallItem\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"9\n\x16\x46unctionCallOutputItem\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\"\xea\x04\n\x10ResponseSettings\x12\x14\n\x0cinstructions\x18\x01 \x01(\t\x12\x32\n\x08sampling\x18\x02 \x01(\x0b\x32 .allm.text.v1.SamplingParameters\x12!\n\x05tools\x18\x03 \x03(\x0b\x32\x12.allm.text.v1.Tool\x12-\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x18.allm.text.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x31\n\routput_format\x18\x06 \x01(\x0b\x32\x1a.allm.text.v1.OutputFormat\x12\x19\n\x0ctop_logprobs\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x08 \x01(\t\x12\x1c\n\x14previous_response_id\x18\t \x01(\t\x12\x12\n\x05store\x18\n \x01(\x08H\x02\x88\x01\x01\x12\x12\n\nbackground\x18\x0b \x01(\x08\x12,\n\ntruncation\x18\x0c \x01(\x0e\x32\x18.allm.text.v1.Truncation\x12>\n\x08metadata\x18\r \x03(\x0b\x32,.allm.text.v1.ResponseSettings.MetadataEntry\x12\x18\n\x10prompt_cache_key\x18\x0e \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x16\n\x14_parallel_tool_callsB\x0f\n\r_top_logprobsB\x08\n\x06_store\"0\n\x0fResponseFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xfc\x02\n\x08Response\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rcomplete_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x06status\x18\x05 \x01(\x0e\x32\x1c.allm.text.v1.ResponseStatus\x12\"\n\x06output\x18\x06 \x03(\x0b\x32\x12.allm.text.v1.Item\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.allm.text.v1.Usage\x12.\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1d.allm.text.v1.ResponseFailure\x12\x19\n\x11incomplete_reason\x18\t \x01(\t\x12\x30\n\x08settings\x18\n \x01(\x0b\x32\x1e.allm.text.v1.ResponseSettings*\xe8\x01\n\x0eResponseStatus\x12\x1f\n\x1bRESPONSE_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESPONSE_STATUS_QUEUED\x10\x01\x12\x1f\n\x1bRESPONSE_STATUS_IN_PROGRESS\x10\x02\x12\x1d\n\x19RESPONSE_STATUS_COMPLETED\x10\x03\x12\x1e\n\x1aRESPONSE_STATUS_INCOMPLETE\x10\x04\x12\x1a\n\x16RESPONSE_STATUS_FAILED\x10\x05\x12\x1d\n\x19RESPONSE_STATUS_CANCELLED\x10\x06*}\n\nItemStatus\x12\x1b\n\x17ITEM_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17ITEM_STATUS_IN_PROGRESS\x10\x01\x12\x19\n\x15ITEM_STATUS_COMPLETED\x10\x02\x12\x1a\n\x16ITEM_STATUS_INCOMPLETE\x10\x03*V\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x17\n\x13TRUNCATION_DISABLED\x10\x01\x12\x13\n\x0fTRUNCATION_AUTO\x10\x02\x42\x44\n\x0f\x61i.allm.text.v1P\x01Z/github.com/allm/allm/gen/go/allm/text/v1;textv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61llm/text/v1/response.proto\x12\x0c\x61llm.text.v1\x1a\x17\x61llm/text/v1/chat.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x02\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x06status\x18\x02 \x01(\x0e\x32\x18.allm.text.v1.ItemStatus\x12,\n\x07message\x18\x03 \x01(\x0b\x32\x19.allm.text.v1.MessageItemH\x00\x12\x30\n\treasoning\x18\x04 \x01(\x0b\x32\x1b.allm.text.v1.ReasoningItemH\x00\x12\x37\n\rfunction_call\x18\x05 \x01(\x0b\x32\x1e.allm.text.v1.FunctionCallItemH\x00\x12\x44\n\x14\x66unction_call_output\x18\x06 \x01(\x0b\x32$.allm.text.v1.FunctionCallOutputItemH\x00\x12\x18\n\x0eitem_reference\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"\x8d\x01\n\x0bMessageItem\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.allm.text.v1.ChatRole\x12*\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ContentPart\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.allm.text.v1.TokenLogprob\".\n\rReasoningItem\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x03(\t\"\\\n\x10\x46unctionCallItem\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\"9\n\x16\x46unctionCallOutputItem\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\"\x8b\x05\n\x10ResponseSettings\x12\x14\n\x0cinstructions\x18\x01 \x01(\t\x12\x32\n\x08sampling\x18\x02 \x01(\x0b\x32 .allm.text.v1.SamplingParameters\x12!\n\x05tools\x18\x03 \x03(\x0b\x32\x12.allm.text.v1.Tool\x12-\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x18.allm.text.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x31\n\routput_format\x18\x06 \x01(\x0b\x32\x1a.allm.text.v1.OutputFormat\x12\x19\n\x0ctop_logprobs\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x08 \x01(\t\x12\x1c\n\x14previous_response_id\x18\t \x01(\t\x12\x12\n\x05store\x18\n \x01(\x08H\x02\x88\x01\x01\x12\x12\n\nbackground\x18\x0b \x01(\x08\x12,\n\ntruncation\x18\x0c \x01(\x0e\x32\x18.allm.text.v1.Truncation\x12>\n\x08metadata\x18\r \x03(\x0b\x32,.allm.text.v1.ResponseSettings.MetadataEntry\x12\x18\n\x10prompt_cache_key\x18\x0e \x01(\t\x12\x1f\n\x17template_variables_json\x18\x0f \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x16\n\x14_parallel_tool_callsB\x0f\n\r_top_logprobsB\x08\n\x06_store\"0\n\x0fResponseFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xfc\x02\n\x08Response\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rcomplete_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x06status\x18\x05 \x01(\x0e\x32\x1c.allm.text.v1.ResponseStatus\x12\"\n\x06output\x18\x06 \x03(\x0b\x32\x12.allm.text.v1.Item\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.allm.text.v1.Usage\x12.\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1d.allm.text.v1.ResponseFailure\x12\x19\n\x11incomplete_reason\x18\t \x01(\t\x12\x30\n\x08settings\x18\n \x01(\x0b\x32\x1e.allm.text.v1.ResponseSettings*\xe8\x01\n\x0eResponseStatus\x12\x1f\n\x1bRESPONSE_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESPONSE_STATUS_QUEUED\x10\x01\x12\x1f\n\x1bRESPONSE_STATUS_IN_PROGRESS\x10\x02\x12\x1d\n\x19RESPONSE_STATUS_COMPLETED\x10\x03\x12\x1e\n\x1aRESPONSE_STATUS_INCOMPLETE\x10\x04\x12\x1a\n\x16RESPONSE_STATUS_FAILED\x10\x05\x12\x1d\n\x19RESPONSE_STATUS_CANCELLED\x10\x06*}\n\nItemStatus\x12\x1b\n\x17ITEM_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17ITEM_STATUS_IN_PROGRESS\x10\x01\x12\x19\n\x15ITEM_STATUS_COMPLETED\x10\x02\x12\x1a\n\x16ITEM_STATUS_INCOMPLETE\x10\x03*V\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x17\n\x13TRUNCATION_DISABLED\x10\x01\x12\x13\n\x0fTRUNCATION_AUTO\x10\x02\x42\x44\n\x0f\x61i.allm.text.v1P\x01Z/github.com/allm/allm/gen/go/allm/text/v1;textv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,12 +36,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\017ai.allm.text.v1P\001Z/github.com/allm/allm/gen/go/allm/text/v1;textv1'
   _globals['_RESPONSESETTINGS_METADATAENTRY']._loaded_options = None
   _globals['_RESPONSESETTINGS_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_RESPONSESTATUS']._serialized_start=1804
-  _globals['_RESPONSESTATUS']._serialized_end=2036
-  _globals['_ITEMSTATUS']._serialized_start=2038
-  _globals['_ITEMSTATUS']._serialized_end=2163
-  _globals['_TRUNCATION']._serialized_start=2165
-  _globals['_TRUNCATION']._serialized_end=2251
+  _globals['_RESPONSESTATUS']._serialized_start=1856
+  _globals['_RESPONSESTATUS']._serialized_end=2088
+  _globals['_ITEMSTATUS']._serialized_start=2090
+  _globals['_ITEMSTATUS']._serialized_end=2215
+  _globals['_TRUNCATION']._serialized_start=2217
+  _globals['_TRUNCATION']._serialized_end=2303
   _globals['_ITEM']._serialized_start=104
   _globals['_ITEM']._serialized_end=421
   _globals['_MESSAGEITEM']._serialized_start=424
@@ -49,15 +49,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REASONINGITEM']._serialized_start=567
   _globals['_REASONINGITEM']._serialized_end=613
   _globals['_FUNCTIONCALLITEM']._serialized_start=615
-  _globals['_FUNCTIONCALLITEM']._serialized_end=688
-  _globals['_FUNCTIONCALLOUTPUTITEM']._serialized_start=690
-  _globals['_FUNCTIONCALLOUTPUTITEM']._serialized_end=747
-  _globals['_RESPONSESETTINGS']._serialized_start=750
-  _globals['_RESPONSESETTINGS']._serialized_end=1368
-  _globals['_RESPONSESETTINGS_METADATAENTRY']._serialized_start=1270
-  _globals['_RESPONSESETTINGS_METADATAENTRY']._serialized_end=1317
-  _globals['_RESPONSEFAILURE']._serialized_start=1370
-  _globals['_RESPONSEFAILURE']._serialized_end=1418
-  _globals['_RESPONSE']._serialized_start=1421
-  _globals['_RESPONSE']._serialized_end=1801
+  _globals['_FUNCTIONCALLITEM']._serialized_end=707
+  _globals['_FUNCTIONCALLOUTPUTITEM']._serialized_start=709
+  _globals['_FUNCTIONCALLOUTPUTITEM']._serialized_end=766
+  _globals['_RESPONSESETTINGS']._serialized_start=769
+  _globals['_RESPONSESETTINGS']._serialized_end=1420
+  _globals['_RESPONSESETTINGS_METADATAENTRY']._serialized_start=1322
+  _globals['_RESPONSESETTINGS_METADATAENTRY']._serialized_end=1369
+  _globals['_RESPONSEFAILURE']._serialized_start=1422
+  _globals['_RESPONSEFAILURE']._serialized_end=1470
+  _globals['_RESPONSE']._serialized_start=1473
+  _globals['_RESPONSE']._serialized_end=1853
 # @@protoc_insertion_point(module_scope)

@@ -240,22 +240,26 @@ class FunctionCallItem(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Id of the call; the item with the result refers to it."""
     name: _builtins.str
     """Name of the tool."""
     arguments_json: _builtins.str
     """The arguments as JSON text, exactly as the model wrote them."""
+    namespace: _builtins.str
+    """Namespace of the tool, if a REST caller grouped its tools; otherwise empty."""
     def __init__(
         self,
         *,
         call_id: _builtins.str = ...,
         name: _builtins.str = ...,
         arguments_json: _builtins.str = ...,
+        namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "name", b"name", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,6 +331,7 @@ class ResponseSettings(_message.Message):
     TRUNCATION_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
     instructions: _builtins.str
     """Instructions before the conversation; responses that continue this one do not inherit them. Optional."""
     parallel_tool_calls: _builtins.bool
@@ -348,6 +353,10 @@ class ResponseSettings(_message.Message):
     prompt_cache_key: _builtins.str
     """The caller's name for a session, at most 512 characters: the tokens computed for the session's last request stay in
     the prefix cache for the next one as long as memory allows. Optional.
+    """
+    template_variables_json: _builtins.str
+    """More variables of the model's chat template, such as `enable_thinking`, as a JSON object of at most 32 entries and
+    16 KiB. Optional.
     """
     @_builtins.property
     def sampling(self) -> _chat_pb2.SamplingParameters:
@@ -386,10 +395,11 @@ class ResponseSettings(_message.Message):
         truncation: Global___Truncation.ValueType = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         prompt_cache_key: _builtins.str = ...,
+        template_variables_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_store", b"_store", "_top_logprobs", b"_top_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "store", b"store", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_store", b"_store", "_top_logprobs", b"_top_logprobs", "background", b"background", "instructions", b"instructions", "metadata", b"metadata", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "previous_response_id", b"previous_response_id", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "store", b"store", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_store", b"_store", "_top_logprobs", b"_top_logprobs", "background", b"background", "instructions", b"instructions", "metadata", b"metadata", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "previous_response_id", b"previous_response_id", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "store", b"store", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015

@@ -8,15 +8,22 @@ from allm.openai.v1 import text_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.rest.openai import sse
-from services.rest.openai.body import json_body
+from services.rest.openai.body import called, json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.text.api.chat.openai import ChunkWriter, completion_object
-from services.text.api.chat.openai_request import read_request
+from services.text.api.chat.openai_request import (
+    ChatCompletionRequest,
+    StreamOptions,
+    parameter_names,
+    read_request,
+)
 from services.text.api.completions import Completions, create_completion
 from services.text.api.embeddings import Embeddings, create_embedding
+from services.text.api.other_parameters import unknown_parameters
 from services.text.api.rerank import Reranking, create_rerank, create_score
 from services.text.chat import Chat
+from services.text.conversation import ChatRequest
 from services.text.manager import TextModels
 from services.text.running_answer import Completion
 
@@ -44,19 +51,13 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
         body, chat_request = read_request(request)
+        call.ignore_unknown(unknown_parameters(request, type(body)))
         stored = await self._models.find(chat_request.model)
         call.model = stored.id
-        logprobs = chat_request.logprobs is not None
-        async with self._chat.complete(stored, chat_request, call.client) as completion:
-            head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
-            if body.stream:
-                include_usage = bool(body.stream_options and body.stream_options.include_usage)
-                chunks = ChunkWriter(head, include_usage=include_usage, logprobs=logprobs)
-                await _stream(completion, chunks, include_usage, call)
-            else:
-                await completion.whole()
-                answers = [choice.content for choice in completion.choices]
-                await call.send(json_body(completion_object(head, answers, completion.usage, logprobs=logprobs)))
+        with called(parameter_names(body)):
+            async with self._chat.complete(stored, chat_request, call.client) as completion:
+                call.ignore(completion.ignored)
+                await _answer(body, chat_request, completion, call)
             call.facts["usage"] = completion.usage.facts
 
     @facade(operation="text_completion")
@@ -86,6 +87,28 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     ) -> None:
         """Scores pairs of texts."""
         await create_score(self._models, self._reranking, request, call)
+
+
+async def _answer(body: ChatCompletionRequest, request: ChatRequest, completion: Completion, call: Call) -> None:
+    """Sends the answer in the form that the caller wants."""
+    head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
+    logprobs = request.logprobs is not None
+    if body.stream:
+        options = body.stream_options or StreamOptions()
+        chunks = ChunkWriter(
+            head,
+            include_usage=bool(options.include_usage),
+            logprobs=logprobs,
+            legacy=body.legacy,
+            obfuscated=bool(options.include_obfuscation),
+        )
+        await _stream(completion, chunks, bool(options.include_usage), call)
+        return
+    await completion.whole()
+    answers = [choice.content for choice in completion.choices]
+    await call.send(
+        json_body(completion_object(head, answers, completion.usage, logprobs=logprobs, legacy=body.legacy))
+    )
 
 
 async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:

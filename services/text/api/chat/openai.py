@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.text.conversation import AnswerEvent, CallArguments, CallStarted, ReasoningDelta, TextDelta, Usage
+from services.rest.openai import sse
+from services.text.conversation import (
+    AnswerEvent,
+    CallArguments,
+    CallStarted,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
 from services.text.engine.messages import TokenLogprob
 from services.text.running_answer import AnswerContent
 
@@ -31,9 +41,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def completion_object(
-    head: dict[str, Any], answers: Sequence[AnswerContent], usage: Usage, *, logprobs: bool
+    head: dict[str, Any], answers: Sequence[AnswerContent], usage: Usage, *, logprobs: bool, legacy: bool = False
 ) -> dict[str, Any]:
-    """Builds a complete `chat.completion`; `head` holds id, created and model."""
+    """Builds a `chat.completion`; `head` holds id, created and model. `legacy`: a call is a `function_call`."""
     return {
         "id": head["id"],
         "object": "chat.completion",
@@ -42,9 +52,9 @@ def completion_object(
         "choices": [
             {
                 "index": index,
-                "message": _message(answer),
+                "message": _message(answer, legacy=legacy),
                 "logprobs": _logprobs(answer.logprobs) if logprobs else None,
-                "finish_reason": answer.finish,
+                "finish_reason": _reason(answer.finish, legacy=legacy),
             }
             for index, answer in enumerate(answers)
         ],
@@ -54,7 +64,11 @@ def completion_object(
     }
 
 
-def _message(answer: AnswerContent) -> dict[str, Any]:
+def _reason(reason: FinishReason | None, *, legacy: bool) -> str | None:
+    return "function_call" if legacy and reason == "tool_calls" else reason
+
+
+def _message(answer: AnswerContent, *, legacy: bool) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text or (None if answer.calls else ""),
@@ -63,7 +77,9 @@ def _message(answer: AnswerContent) -> dict[str, Any]:
     }
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
-    if answer.calls:
+    if answer.calls and legacy:  # there is one at most
+        message["function_call"] = {"name": answer.calls[0].name, "arguments": answer.calls[0].arguments}
+    elif answer.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in answer.calls
@@ -91,7 +107,15 @@ def _token(piece: bytes, logprob: float) -> dict[str, Any]:
 class ChunkWriter:
     """Builds the `chat.completion.chunk`s of one stream."""
 
-    def __init__(self, head: dict[str, Any], *, include_usage: bool, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: dict[str, Any],
+        *,
+        include_usage: bool,
+        logprobs: bool,
+        legacy: bool = False,
+        obfuscated: bool = False,
+    ) -> None:
         self._head = {
             "id": head["id"],
             "object": "chat.completion.chunk",
@@ -103,6 +127,8 @@ class ChunkWriter:
         # With include_usage, every chunk of OpenAI's has the field; it is null in all but the last.
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
         self._logprobs = logprobs
+        self._legacy = legacy
+        self._obfuscated = obfuscated
 
     def role(self, index: int) -> dict[str, Any]:
         """Builds the first chunk of a choice."""
@@ -110,6 +136,12 @@ class ChunkWriter:
 
     def event(self, index: int, event: AnswerEvent) -> dict[str, Any]:
         """Builds the chunk for an event of a choice."""
+        if isinstance(event, Finished):
+            return self._chunk(index, {}, finish=_reason(event.reason, legacy=self._legacy))
+        chunk = self._delta(index, event)
+        return sse.obfuscated(chunk) if self._obfuscated else chunk
+
+    def _delta(self, index: int, event: AnswerEvent) -> dict[str, Any]:
         if isinstance(event, TextDelta):
             logprobs = _logprobs(event.logprobs) if self._logprobs and event.logprobs else None
             return self._chunk(index, {"content": event.text}, logprobs=logprobs)
@@ -117,12 +149,16 @@ class ChunkWriter:
             return self._chunk(index, {"reasoning_content": event.text})
         if isinstance(event, CallStarted):
             function = {"name": event.name, "arguments": ""}
+            if self._legacy:
+                return self._chunk(index, {"function_call": function})
             call = {"index": event.index, "id": event.id, "type": "function", "function": function}
             return self._chunk(index, {"tool_calls": [call]})
         if isinstance(event, CallArguments):
-            call = {"index": event.index, "function": {"arguments": event.text}}
-            return self._chunk(index, {"tool_calls": [call]})
-        return self._chunk(index, {}, finish=event.reason)
+            function = {"arguments": event.text}
+            if self._legacy:
+                return self._chunk(index, {"function_call": function})
+            return self._chunk(index, {"tool_calls": [{"index": event.index, "function": function}]})
+        raise AssertionError("an end is no delta")
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """Builds the final usage chunk, which has no choices; sent only if requested."""

@@ -1,8 +1,10 @@
 """OpenAI's Chat Completions: requests, decoded from JSON, checked, and converted to the core's types.
 
 Reference: https://platform.openai.com/docs/api-reference/chat. A parameter of OpenAI's API that allm does not support
-is rejected by name; an unknown one is ignored. Extensions: `top_k`, `min_p`, `repeat_penalty` (or its alias
-`repetition_penalty`) and `ignore_eos`.
+is rejected by name; an unknown one is ignored and named in the response. Extensions: those of openai_sampling.py and
+openai_constraints.py, `repetition_penalty` for `repeat_penalty`, and `chat_template_kwargs`. Null and unknown fields of
+messages, parts and tools are accepted, because clients send back what they got. The deprecated `functions`,
+`function_call` and messages of the role `function` become tools, choices, calls and results.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
 from services.text import limits
-from services.text.api.openai_sampling import SamplingBody, check_metadata, refuse_others, sampling_of
+from services.text.api.openai_constraints import ConstraintBody, constrained
+from services.text.api.openai_sampling import check_metadata, refuse_others, sampling_of
 from services.text.conversation import ChatRequest, Message, OutputFormat, ReasoningEffort, Tool, ToolCall, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from services.text.limits import checked_choice
@@ -26,13 +29,13 @@ from services.text.limits import checked_choice
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
     """A content part with plain text."""
 
-    text: str
+    text: str | None
 
 
 class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
     """A content part with the assistant's refusal."""
 
-    refusal: str
+    refusal: str | None
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
@@ -54,7 +57,7 @@ class FunctionCall(msgspec.Struct):
     """A function call of the assistant, with its arguments as JSON text."""
 
     name: str
-    arguments: str
+    arguments: str | None = None
 
 
 class MessageToolCall(msgspec.Struct):
@@ -62,18 +65,19 @@ class MessageToolCall(msgspec.Struct):
 
     id: str
     function: FunctionCall
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
 
 
 class RequestMessage(msgspec.Struct):
     """One message of the request."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
     reasoning_content: str | None = None  # from an earlier answer
 
 
@@ -81,7 +85,7 @@ class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # declared only to be rejected
+    include_obfuscation: bool | None = None
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -143,7 +147,9 @@ class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
-    """The format for any JSON object."""
+    """The format for any JSON object, or, as in llama.cpp, for JSON that follows a schema."""
+
+    schema: dict[str, Any] | None = None
 
 
 class JsonSchema(msgspec.Struct):
@@ -204,7 +210,7 @@ def choice_of(choice: ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoic
 def output_of(given: ResponseFormat | None) -> OutputFormat:
     """Converts a response format to the core's type. Raises InvalidRequest if a schema is missing."""
     if isinstance(given, JsonObjectFormat):
-        return OutputFormat(kind="json_object")
+        return OutputFormat(kind="json_schema" if given.schema else "json_object", schema=given.schema or None)
     if isinstance(given, JsonSchemaFormat):
         if given.json_schema.schema is None:
             param = "response_format.json_schema.schema"
@@ -225,8 +231,8 @@ class Prediction(msgspec.Struct, tag_field="type", tag="content"):
     content: str | list[ContentPart]
 
 
-class ChatCompletionRequest(SamplingBody, kw_only=True):
-    """The body of POST /v1/chat/completions. The second group of fields is declared only to be rejected."""
+class ChatCompletionRequest(ConstraintBody, kw_only=True):
+    """The body of POST /v1/chat/completions. The last group of fields is declared only to be rejected."""
 
     model: str
     messages: list[RequestMessage]
@@ -247,9 +253,10 @@ class ChatCompletionRequest(SamplingBody, kw_only=True):
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
     prediction: Prediction | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
 
-    functions: list[Any] | None = None
-    function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
     verbosity: str | None = None
@@ -257,6 +264,11 @@ class ChatCompletionRequest(SamplingBody, kw_only=True):
     service_tier: str | None = None
     web_search_options: Any = None
     moderation: Any = None
+
+    @property
+    def legacy(self) -> bool:
+        """True if calls must be returned as `function_call`."""
+        return bool(self.functions)
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
@@ -276,41 +288,52 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         raise InvalidRequest(message, param="repetition_penalty")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
-    tools = tools_of(request.tools or ())
+    tools, choice = _tools(request)
     chat = ChatRequest(
         model=request.model,
-        messages=messages,
+        messages=_messages(request.messages),
         sampling=_sampling(request),
         tools=tools,
-        tool_choice=choice_of(request.tool_choice, tools),
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        output=output_of(request.response_format),
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False and not request.legacy,
+        output=constrained(request, output_of(request.response_format))[0],
         choices=1 if request.n is None else request.n,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         reasoning_effort=request.reasoning_effort or "",
         prediction=_text(request.prediction.content, "prediction.content") if request.prediction else "",
         cache_key=request.prompt_cache_key or "",
+        template_variables=request.chat_template_kwargs or {},
     )
-    limits.check(chat, _called(request))
+    with body.called(parameter_names(request)):
+        limits.check(chat)
     return request, chat
 
 
-def _called(request: ChatCompletionRequest) -> dict[str, str]:
-    """Returns the alias that the caller used, by parameter name."""
-    pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty"}
-    return {name: other for name, other in pairs.items() if getattr(request, other) is not None}
+def parameter_names(request: ChatCompletionRequest) -> dict[str, str]:
+    """Returns the caller's names of parameters that have other names in the core, by the core's name."""
+    pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty", "tools": "functions"}
+    found = {name: other for name, other in pairs.items() if getattr(request, other) is not None}
+    return {**found, **constrained(request, output_of(request.response_format))[1]}
+
+
+def _tools(request: ChatCompletionRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
+    if request.functions is None and not isinstance(request.function_call, FunctionName):
+        tools = tools_of(request.tools or ())
+        return tools, choice_of(request.tool_choice, tools)
+    if request.tools or request.tool_choice is not None:
+        raise InvalidRequest("'functions' and 'tools' exclude each other.", param="functions")
+    tools = tools_of([FunctionTool(function) for function in request.functions or ()])
+    choice = request.function_call
+    with body.called({"tools": "functions", "tool_choice": "function_call"}):
+        return tools, choice_of(NamedFunction(choice) if isinstance(choice, FunctionName) else choice, tools)
 
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     """Rejects unsupported parameters, except those whose value has no effect."""
-    options = request.stream_options or StreamOptions()
     refuse_others(
         (
-            ("functions", request.functions, ([],)),
-            ("function_call", request.function_call, ("none", "auto")),
             ("modalities", request.modalities, (["text"],)),
             ("audio", request.audio, ()),
             ("verbosity", request.verbosity, ("medium",)),
@@ -318,26 +341,38 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
             ("service_tier", request.service_tier, ("auto", "default")),
             ("web_search_options", request.web_search_options, ()),
             ("moderation", request.moderation, ()),
-            ("stream_options.include_obfuscation", options.include_obfuscation, (False,)),
         )
     )
 
 
-def _message(message: RequestMessage, param: str) -> Message:
+def _messages(given: Sequence[RequestMessage]) -> tuple[Message, ...]:
+    messages = []
+    call_id = "call_0"  # of the last `function_call`, which has none
+    for at, message in enumerate(given):
+        if message.function_call:
+            call_id = f"call_{at}"
+        messages.append(_message(message, f"messages[{at}]", call_id))
+    return tuple(messages)
+
+
+def _message(message: RequestMessage, param: str, call_id: str) -> Message:
     content = _text(message.content, f"{param}.content")
-    if message.content in (None, []) and not message.tool_calls and message.refusal is None:
+    if message.content in (None, []) and message.role != "assistant":
         raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")
+    calls = list(message.tool_calls or ())
+    if message.function_call:
+        calls.append(MessageToolCall(call_id, message.function_call))
+    of_function = message.role == "function"
     return Message(
-        role=message.role,
+        role="tool" if message.role == "function" else message.role,
         content=content or message.refusal or "",
         name=message.name or "",
         tool_calls=tuple(
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in message.tool_calls or ()
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments or "") for call in calls
         ),
-        tool_call_id=message.tool_call_id or "",
+        tool_call_id=call_id if of_function else message.tool_call_id or "",
         reasoning=message.reasoning_content or "",
     )
 
@@ -348,9 +383,9 @@ def _text(content: str | list[ContentPart] | None, param: str) -> str:
     texts = []
     for at, part in enumerate(content):
         if isinstance(part, TextPart):
-            texts.append(part.text)
+            texts.append(part.text or "")
         elif isinstance(part, RefusalPart):
-            texts.append(part.refusal)
+            texts.append(part.refusal or "")
         else:
             kind = part.__struct_config__.tag
             raise Unsupported(f"'{param}[{at}]': content of type '{kind}' is not supported.", param=f"{param}[{at}]")

@@ -11,6 +11,7 @@ from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc, resp
 from google.protobuf import timestamp_pb2
 
 from services.errors import InvalidRequest
+from services.rest.openai.body import called
 from services.rpc.call import Call, typed
 from services.text import limits
 from services.text.chat import Chat
@@ -38,6 +39,7 @@ from services.text.running_answer import AnswerContent
 
 AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
 
+VARIABLES = "template_variables_json"
 _ROLES: dict[int, Role] = {chat_pb2.ChatRole.Value(f"CHAT_ROLE_{role.upper()}"): role for role in get_args(Role)}
 _MODES: dict[int, Literal["auto", "none", "required"]] = {
     chat_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
@@ -129,8 +131,10 @@ def read_settings(
         logprobs=given.top_logprobs if given.HasField("top_logprobs") else None,
         reasoning_effort=_effort(given.reasoning_effort),
         cache_key=given.prompt_cache_key,
+        template_variables=_json(given.template_variables_json or "{}", VARIABLES),
     )
-    limits.check(chat, {"n": "choices"})
+    with called({"chat_template_kwargs": VARIABLES}):
+        limits.check(chat, {"n": "choices"})
     return chat
 
 
@@ -158,7 +162,7 @@ def _message(message: chat_pb2.ChatMessage, param: str) -> Message:
 
 
 def _tool(tool: chat_pb2.Tool, param: str) -> Tool:
-    parameters = _schema(tool.parameters_json, f"{param}.parameters_json") if tool.parameters_json else None
+    parameters = _json(tool.parameters_json, f"{param}.parameters_json") if tool.parameters_json else None
     return Tool(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
 
 
@@ -172,13 +176,19 @@ def _tool_choice(choice: chat_pb2.ToolChoice, tools: tuple[Tool, ...]) -> ToolCh
 def _output(output: chat_pb2.OutputFormat) -> OutputFormat:
     kind = output.WhichOneof("format")
     if kind == "json_schema":
-        return OutputFormat(kind="json_schema", schema=_schema(output.json_schema, "output_format.json_schema"))
+        return OutputFormat(kind="json_schema", schema=_json(output.json_schema, "output_format.json_schema"))
     if kind == "json_object":
         return OutputFormat(kind="json_object" if output.json_object else "text")
-    return OutputFormat()
+    if kind == "choice":
+        return OutputFormat(kind="choice", choices=tuple(output.choice.texts))
+    if kind == "regex":
+        return OutputFormat(kind="regex", source=output.regex)
+    if kind == "lark_grammar":
+        return OutputFormat(kind="lark", source=output.lark_grammar)
+    return OutputFormat(kind="gbnf", source=output.gbnf_grammar) if kind == "gbnf_grammar" else OutputFormat()
 
 
-def _schema(text: str, param: str) -> dict[str, Any]:
+def _json(text: str, param: str) -> dict[str, Any]:
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -200,7 +210,8 @@ def _effort(text: str) -> ReasoningEffort:
 def _sampling(params: chat_pb2.SamplingParameters) -> SamplingParams:
     """Converts the parameters, which have the same names. Absent ones get the core's defaults."""
     given: dict[str, Any] = {field.name: value for field, value in params.ListFields()}
-    return SamplingParams(**given | {"logit_bias": tuple(params.logit_bias.items()), "stop": tuple(params.stop)})
+    lists = {"stop": tuple(params.stop), "stop_token_ids": tuple(params.stop_token_ids)}
+    return SamplingParams(**given | lists | {"logit_bias": tuple(params.logit_bias.items())})
 
 
 def choice_message(index: int, answer: AnswerContent) -> chat_pb2.ChatChoice:

@@ -11,8 +11,15 @@ from services.rest.openai.body import called, json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.telemetry import metrics
+from services.text.api.other_parameters import unknown_parameters
 from services.text.api.responses.openai import EventWriter, items_object, response_object
-from services.text.api.responses.openai_request import PARAMETER_NAMES, check_include, read_request
+from services.text.api.responses.openai_request import (
+    ResponseBody,
+    check_include,
+    parameter_names,
+    platform_tools,
+    read_request,
+)
 from services.text.responses.response import ResponseRequest
 from services.text.responses.responses import Responses
 from services.text.responses.run import Run
@@ -24,23 +31,26 @@ DEFAULT_LIMIT = 20
 class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     """OpenAI's Responses endpoints."""
 
-    def __init__(self, responses: Responses) -> None:
+    def __init__(self, responses: Responses, *, platform_tools_refused: bool = False) -> None:
         self._responses = responses
+        self._platform_tools_refused = platform_tools_refused
 
     @facade(operation="chat")
     async def CreateResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
-        body, response_request = read_request(request)
-        with called(PARAMETER_NAMES):
+        body, response_request = self._read(request, call)
+        obfuscated = bool(body.stream_options and body.stream_options.include_obfuscation)
+        with called(parameter_names(body)):
             call.model = await self._responses.model_id(response_request.model)
             if response_request.settings.background:
-                await self._start(response_request, call, stream=bool(body.stream))
+                await self._start(response_request, call, stream=bool(body.stream), obfuscated=obfuscated)
                 return
             async with self._responses.run(response_request, call.client) as run:
+                call.ignore(run.ignored)
                 if body.stream:
-                    await _stream(run, call)
+                    await _stream(run, call, EventWriter(obfuscated=obfuscated))
                 else:
                     await call.send(json_body(response_object(await run.whole())))
             if usage := run.response.usage:
@@ -51,8 +61,8 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Counts the tokens of an input."""
-        _, response_request = read_request(request)
-        with called(PARAMETER_NAMES):
+        body, response_request = self._read(request, call)
+        with called(parameter_names(body)):
             call.model = await self._responses.model_id(response_request.model)
             count = await self._responses.count(response_request, call.client)
         return json_body({"object": "response.input_tokens", "input_tokens": count})
@@ -63,11 +73,9 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     ) -> None:
         """Returns a stored response, or streams the events of a background response."""
         check_include([*request.include, *request.include_brackets])
-        if request.include_obfuscation:
-            raise Unsupported("'include_obfuscation' is not supported by this server.", param="include_obfuscation")
         if request.stream:
             after = request.starting_after if request.HasField("starting_after") else -1
-            await self._follow(request.response_id, after, call)
+            await self._follow(request.response_id, after, call, obfuscated=request.include_obfuscation)
             return
         if request.HasField("starting_after"):
             raise InvalidRequest("'starting_after' is only allowed when 'stream' is true.", param="starting_after")
@@ -106,24 +114,35 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         )
         return json_body(items_object(items, has_more=has_more))
 
-    async def _start(self, response_request: ResponseRequest, call: Call, *, stream: bool) -> None:
+    def _read(self, request: httpbody_pb2.HttpBody, call: Call) -> tuple[ResponseBody, ResponseRequest]:
+        """Reads a request, and tells the caller what has no effect."""
+        body, response_request = read_request(request)
+        call.ignore_unknown(unknown_parameters(request, ResponseBody))
+        platform = platform_tools(body.tools or ())
+        if platform and self._platform_tools_refused:
+            at, kind = next(iter(platform.items()))
+            message = f"'tools[{at}]': tools of type {kind!r} are not supported (ALLM_PLATFORM_TOOLS=refuse)."
+            raise Unsupported(message, param=f"tools[{at}]")
+        call.ignore(f"tools[{at}].{kind}" for at, kind in platform.items())
+        return body, response_request
+
+    async def _start(self, response_request: ResponseRequest, call: Call, *, stream: bool, obfuscated: bool) -> None:
         response = await self._responses.start(response_request, call.client)
         if stream:
-            await self._follow(response.id, -1, call)
+            await self._follow(response.id, -1, call, obfuscated=obfuscated)
         else:
             await call.send(json_body(response_object(response)))
 
-    async def _follow(self, response_id: str, after: int, call: Call) -> None:
-        writer = EventWriter()
+    async def _follow(self, response_id: str, after: int, call: Call, *, obfuscated: bool) -> None:
+        writer = EventWriter(obfuscated=obfuscated)
         async for events in self._responses.follow(response_id, call.client, after):
             await call.send(sse.body(writer.event(event, number) for number, event in events))
         if not call.answering:  # no event follows that number
             await call.send(sse.body(()))
 
 
-async def _stream(run: Run, call: Call) -> None:
+async def _stream(run: Run, call: Call, writer: EventWriter) -> None:
     """Sends events that are ready together in one HttpBody. Until the first token the HTTP status reports errors."""
-    writer = EventWriter()
     async for events in run.events():
         await call.send(sse.body(map(writer.event, events)))
     if run.failure:  # an event has reported it, so the call itself succeeds

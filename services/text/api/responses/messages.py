@@ -10,7 +10,7 @@ from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
 from services.errors import InvalidRequest
 from services.text.api.chat.servicer import logprob_messages, timestamp, usage_message
-from services.text.conversation import Tool
+from services.text.conversation import OutputFormat, Tool
 from services.text.responses.response import (
     Delta,
     Event,
@@ -75,6 +75,7 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
             call_id=_call_id(call.call_id, f"{param}.function_call"),
             name=call.name,
             arguments=call.arguments_json,
+            namespace=call.namespace,
             status=status,
         )
     if kind == "function_call_output":
@@ -101,7 +102,9 @@ def item_message(item: Item) -> response_pb2.Item:
     elif isinstance(item, ReasoningItem):
         message.reasoning.CopyFrom(response_pb2.ReasoningItem(text=item.text, summary=item.summary))
     elif isinstance(item, FunctionCallItem):
-        call = response_pb2.FunctionCallItem(call_id=item.call_id, name=item.name, arguments_json=item.arguments)
+        call = response_pb2.FunctionCallItem(
+            call_id=item.call_id, name=item.name, arguments_json=item.arguments, namespace=item.namespace
+        )
         message.function_call.CopyFrom(call)
     else:
         result = response_pb2.FunctionCallOutputItem(call_id=item.call_id, output=item.output)
@@ -173,12 +176,25 @@ def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:
         truncation=truncation,
         metadata=settings.metadata,
         prompt_cache_key=settings.prompt_cache_key or "",
+        template_variables_json=json.dumps(settings.template_variables) if settings.template_variables else "",
     )
-    if settings.output.kind == "json_object":
-        message.output_format.json_object = True
-    elif settings.output.kind == "json_schema":
-        message.output_format.json_schema = json.dumps(settings.output.schema)
+    if settings.output.kind != "text":
+        message.output_format.CopyFrom(_output(settings.output))
     return message
+
+
+def _output(output: OutputFormat) -> chat_pb2.OutputFormat:
+    if output.kind == "json_object":
+        return chat_pb2.OutputFormat(json_object=True)
+    if output.kind == "json_schema":
+        return chat_pb2.OutputFormat(json_schema=json.dumps(output.schema))
+    if output.kind == "choice":
+        return chat_pb2.OutputFormat(choice=chat_pb2.AnswerChoices(texts=output.choices))
+    if output.kind == "regex":
+        return chat_pb2.OutputFormat(regex=output.source)
+    if output.kind == "lark":
+        return chat_pb2.OutputFormat(lark_grammar=output.source)
+    return chat_pb2.OutputFormat(gbnf_grammar=output.source) if output.kind == "gbnf" else chat_pb2.OutputFormat()
 
 
 def _tool(tool: Tool) -> chat_pb2.Tool:

@@ -6,6 +6,7 @@ server can fill; absent values are null.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,8 +83,8 @@ def response_object(response: Response) -> dict[str, Any]:
         "store": bool(settings.store),
         "temperature": settings.sampling.temperature,
         "text": {"format": _format_object(settings.output, settings.output_name), "verbosity": "medium"},
-        "tool_choice": _choice_object(settings.tool_choice),
-        "tools": [_tool_object(tool) for tool in settings.tools],
+        "tool_choice": _choice_object(settings.tool_choice, settings.tools),
+        "tools": tool_objects(settings.tools),
         "top_logprobs": settings.logprobs or 0,
         "top_p": settings.sampling.top_p,
         "presence_penalty": settings.sampling.presence_penalty,
@@ -95,28 +96,46 @@ def response_object(response: Response) -> dict[str, Any]:
     }
 
 
+def tool_objects(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Builds the tools as the caller grouped them."""
+    found: list[dict[str, Any]] = []
+    for namespace, members in itertools.groupby(tools, lambda tool: tool.namespace):
+        objects = [_tool_object(tool) for tool in members]
+        if namespace is None:
+            found += objects
+        else:
+            group = {"type": "namespace", "name": namespace.name, "description": namespace.description}
+            found.append({**group, "tools": objects})
+    return found
+
+
 def _tool_object(tool: Tool) -> dict[str, Any]:
     return {
         "type": "function",
-        "name": tool.name,
+        "name": tool.member or tool.name,
         "description": tool.description or None,
         "parameters": tool.parameters,
         "strict": tool.strict,
     }
 
 
-def _choice_object(choice: ToolChoice) -> Any:
+def _choice_object(choice: ToolChoice, given: Sequence[Tool]) -> Any:
     if not choice.names:
         return choice.mode
-    tools = [{"type": "function", "name": name} for name in sorted(choice.names)]
+    named = sorted((tool for tool in given if tool.name in choice.names), key=lambda tool: tool.name)
+    tools = [
+        {"type": "function", "name": tool.member or tool.name}
+        | ({"namespace": tool.namespace.name} if tool.namespace else {})
+        for tool in named
+    ]
     if choice.mode == "required" and len(tools) == 1:
         return tools[0]
     return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
 
 
 def _format_object(output: OutputFormat, name: OutputName) -> dict[str, Any]:
-    if output.kind != "json_schema":
-        return {"type": output.kind}
+    if output.kind != "json_schema":  # a caller's grammar is no format of OpenAI's
+        return {"type": output.kind if output.kind == "json_object" else "text"}
     found = {"type": "json_schema", "name": name.name, "schema": output.schema, "strict": name.strict}
     return found if name.description is None else {**found, "description": name.description}
 
@@ -138,7 +157,8 @@ def item_object(item: Item) -> dict[str, Any]:
     call = {"id": item.id, "type": item.__struct_config__.tag, "status": item.status, "call_id": item.call_id}
     if isinstance(item, FunctionOutputItem):
         return {**call, "output": item.output}
-    return {**call, "name": item.name, "arguments": item.arguments}
+    found = {**call, "name": item.name, "arguments": item.arguments}
+    return {**found, "namespace": item.namespace} if item.namespace else found
 
 
 def items_object(items: Sequence[Item], *, has_more: bool) -> dict[str, Any]:
@@ -155,15 +175,18 @@ def items_object(items: Sequence[Item], *, has_more: bool) -> dict[str, Any]:
 class EventWriter:
     """Numbers the events of one stream and encodes them as server-sent events."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, obfuscated: bool = False) -> None:
+        """`obfuscated`: deltas are padded, so that their lengths do not tell those of their texts."""
         self._next = 0
+        self._obfuscated = obfuscated
 
     def event(self, event: Event, number: int | None = None) -> bytes:
         """Encodes one event; `number` is given if the event already has a sequence number."""
         sequence = self._next if number is None else number
         self._next = sequence + 1
         kind, content = _event(event)
-        return sse.event(kind, {"type": kind, "sequence_number": sequence, **content})
+        value = {"type": kind, "sequence_number": sequence, **content}
+        return sse.event(kind, sse.obfuscated(value) if self._obfuscated and isinstance(event, Delta) else value)
 
 
 def _event(event: Event) -> tuple[str, dict[str, Any]]:
@@ -248,6 +271,7 @@ class FunctionCallBody(msgspec.Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -256,7 +280,7 @@ class FunctionOutputBody(msgspec.Struct):
     """The result of a function call."""
 
     call_id: str
-    output: str | list[dict[str, Any]]
+    output: str | list[dict[str, Any]] | None
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -298,6 +322,7 @@ def _read_item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
             call_id=given_id(call.call_id, "fc", param),
             name=call.name,
             arguments=call.arguments,
+            namespace=call.namespace or "",
             status=call.status or "completed",
         )
     if kind == "function_call_output":
@@ -305,7 +330,7 @@ def _read_item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
         return FunctionOutputItem(
             id=given_id(result.id, "fco", param),
             call_id=given_id(result.call_id, "fco", param),
-            output=_read_text(result.output, f"{param}.output"),
+            output=_read_text(result.output or "", f"{param}.output"),
             status=result.status or "completed",
         )
     raise Unsupported(f"'{param}': items of type {_quoted(kind)} are not supported.", param=param)

@@ -6,8 +6,9 @@ In addition to OpenAI's parameters, requests may have `presence_penalty`, `frequ
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,15 +17,18 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
 from services.text.api.chat.openai_request import FunctionDefinition, FunctionName
-from services.text.api.openai_sampling import SamplingBody, check_metadata, refuse_others, sampling_of
+from services.text.api.openai_constraints import ConstraintBody, constrained
+from services.text.api.openai_sampling import check_metadata, refuse_others, sampling_of
 from services.text.api.responses.openai import items_of
-from services.text.conversation import OutputFormat, ReasoningEffort, Tool, ToolChoice
+from services.text.conversation import Namespace, OutputFormat, ReasoningEffort, Tool, ToolChoice
 from services.text.limits import MAX_MESSAGES, MAX_TOP_LOGPROBS, checked_choice
-from services.text.responses.response import OutputName, ResponseRequest, ResponseSettings
+from services.text.responses.response import OutputName, ResponseRequest, ResponseSettings, flat_name
 from services.text.schema import check_size
 
 MAX_NOTE = 512  # characters of a value that is only returned to the caller
 _FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# The first letters of the types of tools that run on OpenAI's platform.
+_PLATFORM = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
 LOGPROBS = "message.output_text.logprobs"
 # Values that change nothing here: they belong to items that this server never produces. Encrypted reasoning is one of
 # them because reasoning is always returned, and accepted, as plain text.
@@ -52,7 +56,7 @@ PARAMETER_NAMES = {
 class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
-    include_obfuscation: bool | None = None  # declared only to be rejected
+    include_obfuscation: bool | None = None
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -88,7 +92,7 @@ class PromptCacheOptions(msgspec.Struct):
     comparison_response_id: str | None = None
 
 
-class ResponseBody(SamplingBody, kw_only=True):
+class ResponseBody(ConstraintBody, kw_only=True):
     """The body of POST /v1/responses. The last group of fields is declared only to be rejected."""
 
     model: str
@@ -114,6 +118,7 @@ class ResponseBody(SamplingBody, kw_only=True):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     service_tier: str | None = None
     prompt: Any = None
@@ -143,8 +148,16 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     _check_notes(request)
+    with body.called(parameter_names(request)):
+        settings = _settings(request)
     items = items_of(request.input if request.input is not None else [])
-    return request, ResponseRequest(model=request.model, input=items, settings=_settings(request))
+    return request, ResponseRequest(model=request.model, input=items, settings=settings)
+
+
+def parameter_names(request: ResponseBody) -> Mapping[str, str]:
+    """Returns the caller's names of parameters that have other names in the core and the worker, by those."""
+    text = request.text.format if request.text else None
+    return {**PARAMETER_NAMES, **constrained(request, format_of(text)[0])[1]}
 
 
 def check_include(include: Iterable[str] | None) -> bool:
@@ -168,7 +181,8 @@ def _settings(request: ResponseBody) -> ResponseSettings:
         tools=tools,
         tool_choice=choice_of(request.tool_choice, tools),
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        output=output,
+        output=constrained(request, output)[0],
+        template_variables=request.chat_template_kwargs or {},
         logprobs=(top or 0) if check_include(request.include) or top else None,
         reasoning_effort=reasoning.effort or "",
         previous_response_id=request.previous_response_id,
@@ -195,7 +209,7 @@ def _conversation(request: ResponseBody) -> str | None:
 def _refuse_unsupported(request: ResponseBody) -> None:
     """Rejects unsupported parameters, except those whose value has no effect."""
     reasoning, text = request.reasoning or ReasoningOptions(), request.text or TextOptions()
-    options, cache = request.stream_options or StreamOptions(), request.prompt_cache_options or PromptCacheOptions()
+    cache = request.prompt_cache_options or PromptCacheOptions()
     refuse_others(
         (
             ("service_tier", request.service_tier, ("auto", "default")),
@@ -212,7 +226,6 @@ def _refuse_unsupported(request: ResponseBody) -> None:
             ("reasoning.generate_summary", reasoning.generate_summary, ("auto",)),
             ("reasoning.context", reasoning.context, ("auto",)),
             ("reasoning.mode", reasoning.mode, ("standard",)),
-            ("stream_options.include_obfuscation", options.include_obfuscation, (False,)),
             ("prompt_cache_options.prewarm", cache.prewarm, (False,)),
             ("prompt_cache_options.comparison_response_id", cache.comparison_response_id, ()),
         )
@@ -238,6 +251,12 @@ class FunctionBody(FunctionDefinition):
     asynchronous: bool | None = msgspec.field(default=None, name="async")
 
 
+class ChosenBody(FunctionName):
+    """A function that must or may be called."""
+
+    namespace: str | None = None
+
+
 class AllowedBody(msgspec.Struct):
     """A subset of the tools: the model may call one of them or, in mode `required`, must."""
 
@@ -254,14 +273,49 @@ class SchemaBody(msgspec.Struct):
     strict: bool | None = None
 
 
+class NamespaceBody(msgspec.Struct):
+    """A group of functions."""
+
+    name: str
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+def platform_tools(given: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Returns the types of the tools that only OpenAI's platform runs, by index; none if the caller has no other tools.
+
+    A caller with tools of its own can do without them, so they are left out. Otherwise they are refused.
+    """
+    own = any(tool.get("type") in ("function", "namespace") for tool in given)
+    kinds = {at: str(tool.get("type")) for at, tool in enumerate(given)}
+    return {at: kind for at, kind in kinds.items() if own and kind.startswith(_PLATFORM)}
+
+
 def tools_of(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     """Converts tools to the core's type. By default a function is strict if its schema is supported.
 
+    Namespaces are flattened, and `platform_tools` are left out.
+
     Raises:
         InvalidRequest: a function is malformed.
-        Unsupported: a tool is not a function.
+        Unsupported: another tool is not a function.
     """
-    return tuple(_tool(one, f"tools[{at}]") for at, one in enumerate(given))
+    left_out = platform_tools(given)
+    tools: list[Tool] = []
+    for at, one in enumerate(given):
+        if one.get("type") == "namespace":
+            tools += _members(one, f"tools[{at}]")
+        elif at not in left_out:
+            tools.append(_tool(one, f"tools[{at}]"))
+    return tuple(tools)
+
+
+def _members(given: Mapping[str, Any], param: str) -> Iterator[Tool]:
+    group = body.convert(given, NamespaceBody, param)
+    namespace = Namespace(name=group.name, description=group.description or "")
+    for at, one in enumerate(group.tools):
+        tool = _tool(one, f"{param}.tools[{at}]")
+        yield dataclasses.replace(tool, name=flat_name(group.name, tool.name), namespace=namespace, member=tool.name)
 
 
 def choice_of(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> ToolChoice:
@@ -329,7 +383,8 @@ def _tool(given: Mapping[str, Any], param: str) -> Tool:
 
 def _name(given: Mapping[str, Any], param: str) -> str:
     _refuse_others(given, param)
-    return body.convert(given, FunctionName, param).name
+    function = body.convert(given, ChosenBody, param)
+    return flat_name(function.namespace or "", function.name)
 
 
 def _refuse_others(given: Mapping[str, Any], param: str) -> None:

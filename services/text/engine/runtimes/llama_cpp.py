@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.kv_cells import BLOCK, DEFAULT_CONTEXT, cache_cells, context_size, stream_count
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan, check_bias, kept_states
+from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan, check_tokens, kept_states
 from services.text.engine.runtimes import llama_cpp_streams
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.runtimes.llama_cpp_streams import StreamMemory, gap_fillers
@@ -118,9 +118,10 @@ class LlamaEngine:
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> _Sampler:
         """Returns the sampling state of one request. Greedy sampling needs no llama.cpp chain."""
-        check_bias(params, self._n_vocab)
+        check_tokens(params, self._n_vocab)
         chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
-        return _Sampler(chain, params.ignore_eos, constraint, logprobs)
+        early = np.union1d(self._ends, np.array(params.stop_token_ids, np.int64))
+        return _Sampler(chain, params.ignore_eos, constraint, logprobs, params.min_tokens, early)
 
     def free_sampler(self, sampler: _Sampler) -> None:
         """Frees the sampler chain."""
@@ -228,6 +229,9 @@ class LlamaEngine:
             if not allowed.any():
                 return no_token()
             logits[allowed == 0] = -np.inf
+        elif sampler.min_tokens > 0:
+            logits[sampler.early] = -np.inf
+            sampler.min_tokens -= 1
         elif sampler.ignore_end:
             logits[self._ends] = -np.inf
         if sampler.chain is None:
@@ -341,6 +345,8 @@ class _Sampler:
     ignore_end: bool = False
     constraint: Constraint | None = None
     logprobs: int | None = None
+    min_tokens: int = 0  # tokens to sample without those in `early`
+    early: Any = None  # tokens that end the answer
 
 
 def _chain(params: SamplingParams, prompt: Sequence[int], vocabulary: int, history: int) -> Any:

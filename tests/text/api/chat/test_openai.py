@@ -161,3 +161,32 @@ def test_chunks_of_calls_and_thoughts() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
     ]
     assert chunks.event(1, Finished("tool_calls"))["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_of_a_deprecated_function() -> None:
+    call = ToolCall(id="call_1", name="f", arguments='{"a": 1}')
+    value = completion_object(
+        HEAD, [AnswerContent(calls=[call], finish="tool_calls")], USAGE, logprobs=False, legacy=True
+    )
+    choice = ChatCompletion.model_validate(value, strict=True).choices[0]
+    assert choice.message.function_call
+    assert (choice.message.function_call.name, choice.message.function_call.arguments) == ("f", '{"a": 1}')
+    assert (choice.message.tool_calls, choice.message.content, choice.finish_reason) == (None, None, "function_call")
+    chunks = ChunkWriter(HEAD, include_usage=False, logprobs=False, legacy=True)
+    events = [CallStarted(0, "f", "call_1"), CallArguments(0, '{"a": 1}'), Finished("tool_calls")]
+    values = [ChatCompletionChunk.model_validate(chunks.event(0, event), strict=True) for event in events]
+    deltas = [value.choices[0].delta.model_dump(exclude_unset=True) for value in values]
+    assert deltas == [
+        {"function_call": {"name": "f", "arguments": ""}},
+        {"function_call": {"arguments": '{"a": 1}'}},
+        {},
+    ]
+    assert values[-1].choices[0].finish_reason == "function_call"
+
+
+def test_deltas_of_an_obfuscated_stream_are_padded() -> None:
+    chunks = ChunkWriter(HEAD, include_usage=False, logprobs=False, obfuscated=True)
+    for event in (TextDelta("Hi"), ReasoningDelta("hm"), CallArguments(0, "{}")):
+        assert ChatCompletionChunk.model_validate(chunks.event(0, event), strict=True).model_extra == {}
+        assert chunks.event(0, event)["obfuscation"]
+    assert "obfuscation" not in chunks.event(0, Finished("stop"))

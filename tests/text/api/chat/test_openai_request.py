@@ -195,8 +195,6 @@ def test_a_wrong_value_is_refused_by_name() -> None:
 
 def test_unsupported_parameters_are_refused_by_name_and_neutral_values_pass() -> None:
     for parameter, asking, neutral in [
-        ("functions", ([{"name": "f"}],), ([],)),
-        ("function_call", ({"name": "f"},), ("none", "auto")),
         ("modalities", (["text", "audio"], ["audio"]), (["text"],)),
         ("audio", ({"voice": "x", "format": "wav"},), ()),
         ("verbosity", ("low", "high"), ("medium",)),
@@ -314,11 +312,81 @@ def test_a_session_may_have_a_name() -> None:
     assert refusal(body(prompt_cache_key=5)).param == "prompt_cache_key"
 
 
-def test_a_stream_cannot_be_obfuscated() -> None:
-    error = refusal(body(stream=True, stream_options={"include_obfuscation": True}))
-    assert isinstance(error, Unsupported)
-    assert error.param == "stream_options.include_obfuscation"
-    assert read(body(stream=True, stream_options={"include_obfuscation": False}))
+def test_the_variables_of_the_template_are_read_and_bounded() -> None:
+    assert read(body(chat_template_kwargs={"enable_thinking": False}))[1].template_variables == {
+        "enable_thinking": False
+    }
+    deep: Any = {}
+    for _ in range(8):
+        deep = {"a": deep}
+    for variables in ({"messages": []}, {"a b": 1}, {"": 1}, {"x": "y" * 16384}, deep, {f"v{n}": 1 for n in range(33)}):
+        with case(variables=variables):
+            assert refusal(body(chat_template_kwargs=variables)).param == "chat_template_kwargs"
+    assert refusal(body(chat_template_kwargs=5)).param == "chat_template_kwargs"
+
+
+# --- deprecated functions
+
+
+def test_functions_are_tools_of_which_one_may_be_called() -> None:
+    functions = [{"name": "f", "parameters": {"type": "object"}}, {"name": "g", "description": "d"}]
+    request, chat = read(body(functions=functions))
+    assert request.legacy
+    assert [tool.name for tool in chat.tools] == ["f", "g"]
+    assert (chat.tool_choice, chat.parallel_tool_calls) == (ToolChoice(), False)
+    assert read(body(functions=functions, function_call="none"))[1].tool_choice == ToolChoice(mode="none")
+    chosen = read(body(functions=functions, function_call={"name": "g"}))[1].tool_choice
+    assert chosen == ToolChoice(mode="required", names=frozenset({"g"}))
+    assert not read(body(functions=[], function_call="auto"))[0].legacy
+    assert read(body(function_call="none", tools=[function("f")]))[1].tool_choice == ToolChoice()
+
+
+def test_the_name_of_a_wrong_function_is_the_callers() -> None:
+    one = {"name": "f", "parameters": {"type": "object", "x": "y" * 2**18}}
+    for parameters, param in [
+        ({"functions": [{"name": "f"}], "tools": [function("f")]}, "functions"),
+        ({"functions": [{"name": "f"}], "tool_choice": "auto"}, "functions"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "f"}, "tools": [function("f")]}, "functions"),
+        ({"functions": [{"name": "a b"}]}, "functions[0]"),
+        ({"functions": [one]}, "functions[0].parameters"),
+        ({"functions": [{}]}, "functions[0].name"),
+    ]:
+        with case(parameters=parameters):
+            error = refusal(body(**parameters))
+            assert error.param == param
+            assert f"'{param}'" in error.message
+
+
+def test_calls_and_results_of_functions_belong_together() -> None:
+    call = {"name": "f", "arguments": '{"a": 1}'}
+    found = messages(
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "f", "content": "42"},
+    )
+    assert found[1].tool_calls == (ToolCall(id="call_1", name="f", arguments='{"a": 1}'),)
+    assert found[2] == Message(role="tool", name="f", content="42", tool_call_id="call_1")
+
+
+def test_what_an_answer_had_can_be_sent_back() -> None:
+    """Clients send back null and unknown fields of messages, parts and tools."""
+    nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "name", "new"))
+    assert messages({"role": "assistant", "content": None, **nothing}) == (Message(role="assistant", content=""),)
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "new": None}
+    assert messages({"role": "user", "content": [part, {"type": "text", "text": None}]})[0].content == "a"
+    given = {"id": "c", "type": None, "index": 0, "function": {"name": "f", "arguments": None, "new": 1}, "new": 1}
+    (message,) = messages({"role": "assistant", "content": "", "tool_calls": [given]})
+    assert message.tool_calls == (ToolCall(id="c", name="f", arguments=""),)
+    tool = {"type": "function", "new": 1, "function": {"name": "f", "strict": None, "description": None, "new": 1}}
+    assert read(body(tools=[tool]))[1].tools == (Tool(name="f"),)
+
+
+def test_a_json_object_may_have_a_schema_as_in_llama_cpp() -> None:
+    schema = {"type": "object", "properties": {"a": {}}}
+    found = read(body(response_format={"type": "json_object", "schema": schema}))[1].output
+    assert found == OutputFormat(kind="json_schema", schema=schema)
 
 
 # These identify the caller or hint at caching, and change no answer. `metadata` means nothing without `store`, which
@@ -409,7 +477,6 @@ def test_a_wrong_message_is_refused_with_its_place() -> None:
     for message, param in [
         ({"content": "x"}, "messages[0].role"),
         ({"role": "king", "content": "x"}, "messages[0].role"),
-        ({"role": "function", "name": "f", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": 5}, "messages[0].content"),
@@ -417,9 +484,7 @@ def test_a_wrong_message_is_refused_with_its_place() -> None:
         ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"text": "x"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
-        ({"role": "user", "content": [{"type": "text", "text": None}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": [{"type": "hologram"}]}, "messages[0].content[0].type"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[0].content"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls[0].function"),
         (
             {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]},

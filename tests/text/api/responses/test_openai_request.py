@@ -16,8 +16,8 @@ from openai.types.responses.response_create_params import (
 )
 
 from services.errors import AllmError, InvalidRequest, Unsupported
-from services.text.api.responses.openai import item_object
-from services.text.api.responses.openai_request import ResponseBody, read_request
+from services.text.api.responses.openai import item_object, tool_objects
+from services.text.api.responses.openai_request import ResponseBody, platform_tools, read_request
 from services.text.conversation import OutputFormat, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from services.text.responses.response import (
@@ -30,7 +30,9 @@ from services.text.responses.response import (
     Part,
     ReasoningItem,
     ResponseSettings,
+    flat_name,
 )
+from services.text.responses.responses import messages_of
 from tests.case import case
 
 # Hints at caching, which change no answer.
@@ -193,6 +195,35 @@ def test_a_choice_of_tools_is_read() -> None:
             assert asked(tools=[TOOL], tool_choice=choice).tool_choice == expected
 
 
+def test_namespaces_are_flattened_and_returned_as_they_came() -> None:
+    plain = {"type": "function", "name": "run", "description": None, "parameters": SCHEMA, "strict": False}
+    group = {"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [plain, {**plain, "name": "x"}]}
+    long = {"type": "namespace", "name": "n" * 60, "description": "", "tools": [plain]}
+    settings = asked(tools=[{**plain, "name": "f"}, group, long])
+    names = [tool.name for tool in settings.tools]
+    assert names[:3] == ["f", "mcp__docs__run", "mcp__docs__x"]
+    assert len(names[3]) == 64
+    assert names[3] == flat_name("n" * 60, "run") != flat_name("n" * 60, "ran")
+    assert tool_objects(settings.tools) == [{**plain, "name": "f"}, group, long]
+    choice = {"type": "function", "namespace": "mcp__docs__", "name": "x"}
+    assert asked(tools=[group], tool_choice=choice).tool_choice.names == {"mcp__docs__x"}
+    (item,) = items({"type": "function_call", "call_id": "c", "namespace": "a", "name": "b", "arguments": "{}"})
+    assert item_object(item)["namespace"] == "a"
+    assert messages_of((item,), None)[0].tool_calls[0].name == "a__b"
+    inner = {"type": "namespace", "name": "a", "tools": [{"type": "web_search"}]}
+    assert refusal(body(tools=[TOOL, inner])).param == "tools[1].tools[0]"
+
+
+def test_tools_of_the_platform_are_left_out_beside_the_callers_own() -> None:
+    search, image = {"type": "web_search", "external_web_access": False}, {"type": "image_generation"}
+    given = [search, TOOL, image]
+    assert [tool.name for tool in asked(tools=given).tools] == ["f"]
+    assert platform_tools(given) == {0: "web_search", 2: "image_generation"}
+    assert platform_tools([search]) == {}
+    assert refusal(body(tools=[search])).param == "tools[0]"
+    assert refusal(body(tools=[TOOL, {"type": "custom", "name": "c"}])).param == "tools[1]"
+
+
 def test_unsupported_parameters_are_refused_by_name() -> None:
     for parameters, param in [
         ({"prompt": {"id": "p"}}, "prompt"),
@@ -214,7 +245,6 @@ def test_unsupported_parameters_are_refused_by_name() -> None:
             "prompt_cache_options.comparison_response_id",
         ),
         ({"include": ["message.output_text.logprobs", "thoughts"]}, "include"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL, {"type": "custom", "name": "c"}]}, "tools[1]"),
         ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import Outcomes, Sampled, TokenSpan, check_bias, kept_states
+from services.text.engine.runtime import Outcomes, Sampled, TokenSpan, check_tokens, kept_states
 from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
 from services.text.engine.runtimes.torch.packing import make_batch
@@ -97,7 +97,7 @@ class SafetensorsEngine(VocabularySpeaker):
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> Sampler:
         """Returns the sampling state of one request."""
-        check_bias(params, self._vocab_size)
+        check_tokens(params, self._vocab_size)
         return new_sampler(params, prompt, constraint, logprobs)
 
     def free_sampler(self, sampler: Sampler) -> None:

@@ -37,12 +37,19 @@ class Sampler:
     logprobs: int | None
     draw: random.Random | None  # None for the most likely token
     slot: int = -1  # row of the penalty tables
+    sampled: int = 0  # tokens, counted up to `min_tokens`
 
     @property
     def plain(self) -> bool:
         """True if the row only needs the most likely token."""
         params = self.params
-        return params.greedy and self.constraint is None and self.logprobs is None and not params.ignore_eos
+        free = self.constraint is None and not params.ignore_eos and not self.early
+        return params.greedy and self.logprobs is None and free
+
+    @property
+    def early(self) -> bool:
+        """True if the answer must not end with the next token."""
+        return self.sampled < self.params.min_tokens
 
     @property
     def penalized(self) -> bool:
@@ -110,9 +117,14 @@ class BatchSampler:
             bits = (masks[:, :, None] >> self._bits) & 1
             allowed = bits.view(len(rows), -1)[:, : self._vocabulary].bool()
             scores[rows] = scores[rows].masked_fill_(~allowed, -math.inf)
+        early = [(row, each) for row, each in enumerate(samplers) if each.constraint is None and each.early]
         endless = [row for row, each in enumerate(samplers) if each.params.ignore_eos and each.constraint is None]
+        endless += [row for row, _ in early]
         if endless:
             scores[torch.tensor(endless, device=scores.device)[:, None], self._ends[None]] = -math.inf
+        for row, sampler in early:
+            scores[row, list(sampler.params.stop_token_ids)] = -math.inf
+            sampler.sampled += 1
         biased = [(row, *bias) for row, sampler in enumerate(samplers) for bias in sampler.params.logit_bias]
         if biased:
             at = torch.tensor([[row, token] for row, token, _ in biased], device=scores.device)

@@ -20,7 +20,7 @@ from services.text.engine.constraint import Constraint
 from services.text.engine.kv_cells import cache_cells, context_size
 from services.text.engine.messages import Counters, DecoderReady, EngineOptions, Hold, TokenLogprob
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import Sampled, check_bias
+from services.text.engine.runtime import Sampled, check_tokens
 from services.text.engine.runtimes.torch.vocabulary import (
     TokenVocabulary,
     VocabularySpeaker,
@@ -88,7 +88,7 @@ class VllmModel(VocabularySpeaker):
         self, params: SamplingParams, prompt: Tokens[int], constraint: Constraint | None, logprobs: int | None
     ) -> CoreRequest:
         """Returns the vLLM request for one prompt."""
-        check_bias(params, self.core.vocabulary)
+        check_tokens(params, self.core.vocabulary)
         room = self.ready.context_tokens - len(prompt)
         most = min(room, params.max_tokens) if params.max_tokens else room
         grammar = None if constraint is None else ConstraintGrammar(constraint)
@@ -146,6 +146,10 @@ def vllm_params(params: SamplingParams, ends: Collection[int], most: int, logpro
     """
     if len(params.logit_bias) > MOST_BIASES:
         raise EngineError("INVALID_REQUEST", f"logit_bias has more than {MOST_BIASES} tokens", "logit_bias")
+    bias, stops = dict(params.logit_bias), {*ends, *params.stop_token_ids}
+    if params.ignore_eos and params.stop_token_ids:  # vLLM's `min_tokens` would bar both
+        bias, stops = {**bias, **dict.fromkeys(ends, -100.0)}, set(params.stop_token_ids)
+    endless = params.ignore_eos and not params.stop_token_ids
     given: dict[str, Any] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -155,10 +159,10 @@ def vllm_params(params: SamplingParams, ends: Collection[int], most: int, logpro
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "repetition_penalty": params.repeat_penalty,
-        "logit_bias": dict(params.logit_bias) or None,
+        "logit_bias": bias or None,
         "max_tokens": most,
-        "stop_token_ids": sorted(ends),
-        "min_tokens": most if params.ignore_eos else 0,  # no end is sampled before
+        "stop_token_ids": sorted(stops),
+        "min_tokens": most if endless else min(params.min_tokens, most),  # no end is sampled before
         "logprobs": logprobs,
         "detokenize": False,
         # A cached prefix changes the rounding of sums, but runs with a seed must be equal.
