@@ -11,6 +11,8 @@ from services.image.api.servicer import ImageServicer
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer
+from services.text.api.rerank import RerankServicer
+from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.api.responses.servicer import ResponseServicer
 
@@ -19,9 +21,13 @@ OPERATIONS = {
         "CreateChatCompletion": "chat",
         "CreateCompletion": "text_completion",
         "CreateEmbedding": "embeddings",
+        "CreateRerank": "rerank",
+        "CreateScore": "rerank",
     },
     ChatServicer: {"CreateChatCompletion": "chat", "StreamChatCompletion": "chat"},
     EmbeddingServicer: {"CreateEmbeddings": "embeddings"},
+    RerankServicer: {"Rerank": "rerank"},
+    ConversationsFacade: {},
     ResponsesFacade: {"CreateResponse": "chat"},
     ResponseServicer: {"CreateResponse": "chat", "StreamResponse": "chat"},
     AudioFacade: {"CreateTranscription": "transcription", "CreateTranslation": "translation"},
