@@ -26,7 +26,7 @@ OPERATIONS = {
     },
     ChatServicer: {"CreateChatCompletion": "chat", "StreamChatCompletion": "chat"},
     EmbeddingServicer: {"CreateEmbeddings": "embeddings"},
-    RerankServicer: {"Rerank": "rerank"},
+    RerankServicer: {"Rerank": "rerank", "Score": "rerank"},
     ConversationsFacade: {},
     ResponsesFacade: {"CreateResponse": "chat"},
     ResponseServicer: {"CreateResponse": "chat", "StreamResponse": "chat"},
