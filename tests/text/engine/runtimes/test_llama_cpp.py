@@ -210,7 +210,7 @@ def test_a_copied_stream_continues_like_its_source(streams: LlamaEngine) -> None
     streams.step([TokenSpan(0, 0, prompt[::-1], None)])
     said, token = [], prompt[-1]
     for position in range(len(prompt) - 1, len(prompt) + 6):
-        (sampled,) = streams.step([TokenSpan(3, position, [token], streams.sampler(GREEDY, [], None, None))])
+        ((sampled,),) = streams.step([TokenSpan(3, position, [token], streams.sampler(GREEDY, [], None, None))])
         token = sampled.token
         said.append(streams.piece(token, special=False))
     assert b"".join(said) == b"The capital of France is Paris."
@@ -231,7 +231,7 @@ def test_sequences_with_gaps_between_them_answer_alike(streams: LlamaEngine) -> 
             TokenSpan(one, len(prompt) - 2 + len(said[one]), said[one][-1:], streams.sampler(params, [], None, None))
             for one, params in zip(sequences, (GREEDY, SamplingParams(top_k=1)) * 2, strict=False)
         ]
-        for one, sampled in zip(sequences, streams.step(spans), strict=True):
+        for one, (sampled,) in zip(sequences, streams.step(spans), strict=True):
             said[one].append(sampled.token)
 
     for _ in range(8):
