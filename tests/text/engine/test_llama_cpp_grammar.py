@@ -159,7 +159,8 @@ def test_constrained_requests_that_start_over_still_parse() -> None:
     session = Session(LlamaEngine(options(demo_model(), context_tokens=128, kv_tokens=200), lambda _: None), cached=0)
     schema = {"type": "array", "items": {"enum": ["fox", "raven"]}, "minItems": 24, "maxItems": 24}
     for request in range(4):
-        session.ask(request, f"List {request} animals.", grammar=grammar(schema), max_tokens=None, temperature=1.0)
+        asked = f"List {request} animals."
+        session.ask(request, asked, grammar=grammar(schema), max_tokens=None, temperature=1.0, seed=request)
     session.finish(4)
     assert session.counters.preempted > 0
     for request in range(4):
