@@ -22,6 +22,12 @@ OVERVIEW = (
         "Failed requests per second; docs/errors.md explains the codes.",
     ),
     Panel(
+        "Parameters without effect",
+        "ops",
+        (rate("allm_ignored_parameters_total", "model", needed=False),),
+        "Parameters of requests that have no effect, such as unknown ones, per second; the log names them.",
+    ),
+    Panel(
         "Running and waiting",
         "short",
         (
