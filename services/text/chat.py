@@ -104,7 +104,13 @@ class Chat:
                 sampling = request.sampling.for_choice(number)
                 answer = await stack.enter_async_context(
                     model.generate(
-                        client, prompt, sampling, grammar, request.logprobs, request.cache_key, request.prediction
+                        client,
+                        prompt,
+                        sampling,
+                        grammar,
+                        request.logprobs,
+                        request.cache_key,
+                        prediction=request.prediction,
                     )
                 )
                 parser = model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)

@@ -20,6 +20,7 @@ LOADS = {"text": WORDS, "audio": {SOUND: 2}, "image": {PICTURES: 2}}
 PATIENCE_SECONDS = 240.0
 # Of the address space of a worker with its model: too small for its libraries plus the model.
 SHARES = {"text": 0.7, "audio": 0.5, "image": 0.6}
+LARGE = 64 * 1024**2  # bytes of a mapping that may be a part of a cache with a whole context for every request
 
 
 def worker_killed(*services: str) -> Fault:
@@ -89,7 +90,7 @@ def no_memory(service: str) -> Fault:
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         workers = worker_pids(stack.operator.stack, service)
-        most = int(SHARES[service] * max(psutil.Process(pid).memory_info().vms for pid in workers))
+        most = int(SHARES[service] * max(map(_address_space, workers)))
         starving = asyncio.create_task(_starve(stack, service, most))
         try:
             since = now()
@@ -105,6 +106,13 @@ def no_memory(service: str) -> Fault:
         return now()
 
     return Fault(f"no memory for a worker (RLIMIT_AS): {service}", inject, _load((service,)))
+
+
+def _address_space(pid: int) -> int:
+    """Returns the bytes of a worker's address space, without what a cache has reserved and not used."""
+    process = psutil.Process(pid)
+    large = [each for each in process.memory_maps(grouped=False) if each.path == "[anon]" and each.size > LARGE]
+    return int(process.memory_info().vms - sum(each.size - each.rss for each in large))
 
 
 async def _starve(stack: ChaosStack, service: str, most: int) -> None:

@@ -88,7 +88,7 @@ def test_the_same_answer_streamed_and_not(client: openai.OpenAI) -> None:
 
 
 async def test_streams_run_side_by_side(stack: Stack) -> None:
-    """Every stream has its first token before any has its last: without batching they would take twice the steps."""
+    """The streams share steps: without batching they would take more than `STREAMS * TOKENS`."""
 
     async def tokens(client: openai.AsyncOpenAI) -> int:
         stream = await client.chat.completions.create(
@@ -111,7 +111,7 @@ async def test_streams_run_side_by_side(stack: Stack) -> None:
                     await asyncio.sleep(POLL_SECONDS)
                 before = counter(stack, STEPS)
         assert await asyncio.gather(*streams) == [TOKENS] * STREAMS
-    assert counter(stack, STEPS) - before < 2 * TOKENS
+    assert counter(stack, STEPS) - before < STREAMS * TOKENS / 4
 
 
 def test_unknown_parameters_are_accepted(client: openai.OpenAI) -> None:

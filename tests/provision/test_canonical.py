@@ -110,6 +110,9 @@ async def test_a_restart_resumes(hub: LoopbackHub, tmp_path: Path) -> None:
     part = first.model_cache.staging("m", own) / OWN
     await first.until(lambda: part.exists() and part.stat().st_size == HALF)
     closing = asyncio.create_task(first.model_set.close())
+    await first.until(lambda: not state(first))
+    for _ in range(10):  # until the fetch knows that it is cancelled
+        await asyncio.sleep(0)
     gate.open()
     await closing
     await first.manager.close()

@@ -150,7 +150,7 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     chat = Chat(models, SchemaChecker(settings.queue_limit))
     server = grpc.aio.server()
     responses = Responses(models, chat, None)
-    facade = TextFacade(models, chat, Completions(models), Embeddings(models), Reranking(models))
+    facade = TextFacade(models, chat, Completions(models, chat), Embeddings(models), Reranking(models))
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)

