@@ -87,7 +87,8 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for _ in range(2):
             use(client)
             ended = datetime.now(UTC)
-            settle(lambda ended=ended: all(scraped(target) > ended for target in running.targets()))
+            # At first Prometheus has no targets: then nothing would be scraped between the two uses.
+            settle(lambda ended=ended: (found := running.targets()) and all(scraped(each) > ended for each in found))
         yield running
 
 
