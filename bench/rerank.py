@@ -42,7 +42,7 @@ VOCABULARY = "the of model request memory worker answers queue server reads time
 
 
 class Plan(msgspec.Struct):
-    """What the peer's process needs to know."""
+    """The task of the peer's process."""
 
     folder: str
     threads: int
@@ -57,7 +57,7 @@ class Level(msgspec.Struct):
 
 
 class Timing(msgspec.Struct):
-    """How long a load took."""
+    """The duration of a load."""
 
     seconds: float
 

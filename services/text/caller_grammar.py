@@ -32,9 +32,14 @@ def answer_lark(kind: str, source: str, param: str) -> str:
         lark = _translated(kind, source)
     except GbnfError as error:
         raise InvalidRequest(f"'{param}' is not a GBNF grammar: {error}", param=param) from None
-    if problem := in_one_line(LLMatcher.validate_grammar(lark, limits=_LIMITS)):
+    if problem := compile_error(lark):
         raise InvalidRequest(f"'{param}' cannot be used: {problem}", param=param)
     return lark
+
+
+def compile_error(grammar: str) -> str:
+    """Returns the compiler's error on one line; empty if the grammar compiles within the worker's limits."""
+    return in_one_line(LLMatcher.validate_grammar(grammar, limits=_LIMITS))
 
 
 def _translated(kind: str, source: str) -> str:

@@ -42,10 +42,10 @@ from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEX
 from services.settings.modality_settings import MIB, TextSettings
 from services.text.engine.kv_cells import (
     BLOCK,
-    DEFAULT_CONTEXT,
     STREAM_CELL_BYTES,
     cache_cells,
     context_size,
+    has_streams,
     stream_count,
 )
 from services.text.engine.messages import EngineOptions
@@ -185,7 +185,7 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
     cells = seen = cache_cells(options, context)  # `seen`: cells that one token's attention reads
     kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
     records = 0
-    if not options.gpu and not shape.state_bytes and context <= DEFAULT_CONTEXT:
+    if has_streams(options, context, recurrent=shape.state_bytes > 0):
         seen = context
         unused = BLOCK * shape.cell_bytes + shape.layers * 2 * _PAGE
         records = stream_count(options) * (context * STREAM_CELL_BYTES + unused)

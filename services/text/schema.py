@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from services.errors import InvalidRequest
 from services.sandbox import child
 from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
-from services.text.caller_grammar import answer_lark
-from services.text.engine.constraint import LIMITS, in_one_line
+from services.text.caller_grammar import answer_lark, compile_error
 from services.worker.channel import BlockingChannel
 
 OUTPUT = "response_format"  # the name of the output's schema in errors
@@ -81,7 +80,6 @@ _KEYWORDS = {
     "Resource": "$ref",
     "Unsatisfiable schema: schema is false": "false",
 }
-_LIMITS = LLParserLimits(**LIMITS, verbose_errors=False)  # the worker has the same
 _ADVICE = ". Enable 'coerce_one_of'"  # only the compiler's direct callers can follow it
 
 
@@ -181,8 +179,7 @@ def _crowded(schema: Any) -> str:
 def _problem(schema: dict[str, Any]) -> str:
     """Returns the compiler's error on one line; empty if the schema compiles."""
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    problem = in_one_line(LLMatcher.validate_grammar(grammar, limits=_LIMITS))
-    problem = problem.partition(_ADVICE)[0]
+    problem = compile_error(grammar).partition(_ADVICE)[0]
     for words, keyword in _KEYWORDS.items():
         if problem.startswith(words):
             meta = keyword == "$ref" and f"'{schema.get('$schema')}'" in problem

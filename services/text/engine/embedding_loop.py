@@ -28,6 +28,7 @@ from services.text.engine.messages import (
     Embedded,
     Encoded,
     EncoderReady,
+    Rank,
 )
 from services.text.engine.preparation import Preparing
 from services.worker.loop import DEADLINE_PASSED, Pace, WorkerLoop, expired
@@ -194,14 +195,21 @@ def _finished(vector: Vectors, dimensions: int, normalised: bool) -> bytes:
 
 def prepare(encoder: Encoder, embed: Embed, send: Callable[[object], None]) -> Preparing:
     """Tokenizes a request's inputs one by one. Sends a refusal immediately; never truncates an input silently."""
+    return (yield from prepared_job(embed, _tokenized(encoder, embed), embed.dimensions, send))
+
+
+def prepared_job(
+    asked: Embed | Rank, tokenized: Generator[None, None, list[Tokens]], dimensions: int, send: Callable[[object], None]
+) -> Preparing:
+    """Runs the tokenizing of a request's inputs step by step. Sends Accepted, or the refusal, immediately."""
     try:
-        inputs = yield from _tokenized(encoder, embed)
+        inputs = yield from tokenized
     except EngineError as error:
-        send(error.refusal(embed.request))
+        send(error.refusal(asked.request))
         return None
-    send(Accepted(embed.request, sum(map(len, inputs))))
-    deadline = math.inf if embed.deadline is None else embed.deadline
-    return EmbeddingJob(embed.request, embed.client, inputs, embed.dimensions, deadline=deadline)
+    send(Accepted(asked.request, sum(map(len, inputs))))
+    deadline = math.inf if asked.deadline is None else asked.deadline
+    return EmbeddingJob(asked.request, asked.client, inputs, dimensions, deadline=deadline)
 
 
 def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tokens]]:

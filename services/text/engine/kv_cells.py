@@ -32,6 +32,11 @@ def cache_cells(options: EngineOptions, context: int) -> int:
     return min(max(cells, context), context * options.max_sequences)
 
 
+def has_streams(options: EngineOptions, context: int, *, recurrent: bool) -> bool:
+    """Returns whether llama.cpp's cache has a stream of the whole context for each sequence, where the system can."""
+    return not options.gpu and not recurrent and context <= DEFAULT_CONTEXT
+
+
 def stream_count(options: EngineOptions) -> int:
     """Returns the number of streams of llama.cpp's cache on the processor."""
     return options.max_sequences + (STREAM_ENTRIES if options.prefix_cache else 0)

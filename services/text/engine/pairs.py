@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator
 from typing import Protocol
 
-from services.text.engine.embedding_loop import EmbeddingJob, Encoder, Tokens, check_size, check_total
-from services.text.engine.messages import LEAST_INPUT_BYTES, USUAL_BYTES, Accepted, Rank
+from services.text.engine.embedding_loop import Encoder, Tokens, check_size, check_total, prepared_job
+from services.text.engine.messages import LEAST_INPUT_BYTES, USUAL_BYTES, Rank
 from services.text.engine.preparation import Preparing
 from services.worker.messages import EngineError
 
@@ -21,14 +20,7 @@ class Reranker(Encoder, Protocol):
 
 def prepare_pairs(reranker: Reranker, rank: Rank, send: Callable[[object], None]) -> Preparing:
     """Tokenizes a request's pairs one by one. Sends a refusal immediately."""
-    try:
-        inputs = yield from _tokenized(reranker, rank)
-    except EngineError as error:
-        send(error.refusal(rank.request))
-        return None
-    send(Accepted(rank.request, sum(map(len, inputs))))
-    deadline = math.inf if rank.deadline is None else rank.deadline
-    return EmbeddingJob(rank.request, rank.client, inputs, 0, deadline=deadline)
+    return (yield from prepared_job(rank, _tokenized(reranker, rank), 0, send))
 
 
 def _tokenized(reranker: Reranker, rank: Rank) -> Generator[None, None, list[Tokens]]:

@@ -11,13 +11,12 @@ import msgspec
 from allm.openai.v1 import conversations_service_pb2, conversations_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.errors import InvalidRequest
 from services.rest.openai import body
 from services.rest.openai.body import json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.text.api.openai_sampling import check_metadata
-from services.text.api.responses.openai import item_object, items_object, items_of
+from services.text.api.responses.openai import is_newest_first, item_object, items_object, items_of
 from services.text.api.responses.openai_request import check_include
 from services.text.responses.conversations import Conversation, check_added
 from services.text.responses.response import Item
@@ -103,11 +102,10 @@ class ConversationsFacade(conversations_service_pb2_grpc.ConversationsServiceSer
     ) -> httpbody_pb2.HttpBody:
         """Lists the items of a conversation."""
         check_include([*request.include, *request.include_brackets])
-        if request.order not in ("", "asc", "desc"):
-            raise InvalidRequest(f"'order' must be 'asc' or 'desc', not {request.order[:40]!r}.", param="order")
+        newest_first = is_newest_first(request.order)
         found = await self._conversations.items(call.client, request.conversation_id)
         limit = request.limit if request.HasField("limit") else DEFAULT_LIMIT
-        items, has_more = page_of(found, newest_first=request.order != "asc", after=request.after, limit=limit)
+        items, has_more = page_of(found, newest_first=newest_first, after=request.after, limit=limit)
         return json_body(items_object(items, has_more=has_more))
 
     @facade(SECONDS)

@@ -12,7 +12,7 @@ from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.telemetry import metrics
 from services.text.api.other_parameters import unknown_parameters
-from services.text.api.responses.openai import EventWriter, items_object, response_object
+from services.text.api.responses.openai import EventWriter, is_newest_first, items_object, response_object
 from services.text.api.responses.openai_request import (
     ResponseBody,
     check_include,
@@ -103,12 +103,11 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     ) -> httpbody_pb2.HttpBody:
         """Lists the input items of a stored response."""
         check_include([*request.include, *request.include_brackets])
-        if request.order not in ("", "asc", "desc"):
-            raise InvalidRequest(f"'order' must be 'asc' or 'desc', not {request.order[:40]!r}.", param="order")
+        newest_first = is_newest_first(request.order)
         items, has_more = await self._responses.input_items(
             request.response_id,
             call.client,
-            newest_first=request.order != "asc",
+            newest_first=newest_first,
             after=request.after,
             limit=request.limit if request.HasField("limit") else DEFAULT_LIMIT,
         )

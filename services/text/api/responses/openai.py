@@ -161,6 +161,13 @@ def item_object(item: Item) -> dict[str, Any]:
     return {**found, "namespace": item.namespace} if item.namespace else found
 
 
+def is_newest_first(order: str) -> bool:
+    """Returns True if a list begins with its newest item; an empty order is `desc`. Raises InvalidRequest."""
+    if order not in ("", "asc", "desc"):
+        raise InvalidRequest(f"'order' must be 'asc' or 'desc', not {order[:40]!r}.", param="order")
+    return order != "asc"
+
+
 def items_object(items: Sequence[Item], *, has_more: bool) -> dict[str, Any]:
     """Builds a page of items."""
     return {

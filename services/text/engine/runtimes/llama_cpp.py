@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
-from services.text.engine.kv_cells import BLOCK, DEFAULT_CONTEXT, cache_cells, context_size, stream_count
+from services.text.engine.kv_cells import BLOCK, cache_cells, context_size, has_streams, stream_count
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
 from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan, check_tokens, kept_states
 from services.text.engine.runtimes import llama_cpp_streams
@@ -64,7 +64,8 @@ class LlamaEngine:
         self.reuses_states = recurrent and options.prefix_cache
         self._context_tokens = context_size(options, llama_cpp.llama_model_n_ctx_train(self._model))
         cells = cache_cells(options, self._context_tokens)
-        self._streams = None if options.gpu or recurrent else self._new_streams(options)
+        possible = has_streams(options, self._context_tokens, recurrent=bool(recurrent))
+        self._streams = self._new_streams(options) if possible else None
         if self._streams:
             self._context = self._streams.context
         else:
@@ -258,7 +259,7 @@ class LlamaEngine:
 
     def _new_streams(self, options: EngineOptions) -> StreamMemory | None:
         """Creates a context with a stream for each sequence id; None if the system or llama.cpp does not allow it."""
-        if self._context_tokens > DEFAULT_CONTEXT or not llama_cpp_streams.supported():
+        if not llama_cpp_streams.supported():
             return None
         self.shares_cells = False
         self.sequence_ids = stream_count(options)
