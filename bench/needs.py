@@ -94,10 +94,11 @@ class Serving:
 
 
 def chat(serving: Serving, model: str) -> None:
-    """Fills a step with prompts, and decodes several requests at a time."""
+    """Fills steps with prompts and part of the cache, whose memory is taken when it is written; decodes several requests
+    at a time."""
 
     def ask(number: int) -> None:
-        words = f"{number} " + "word " * 400
+        words = f"{number} " + "word " * 1200
         messages = [{"role": "user", "content": words}]
         serving.post("chat/completions", model=model, messages=messages, max_tokens=4)
 
