@@ -134,7 +134,7 @@ class Transcriptions:
             job.fail(error)
         except Exception:
             log.exception("unexpected error while decoding")
-            job.fail(Internal("the sound could not be decoded; the service's log has the reason"))
+            job.fail(Internal("the audio could not be decoded; the service's log has the reason"))
 
     async def _feed(self, source: SoundSource, raw: RawSound | None, job: TranscriptionJob) -> None:
         async with self._decoders.open(source, raw) as sound:
@@ -174,7 +174,7 @@ def _language(wanted: str, model_id: str, ready: WhisperReady) -> str:
     code = language_code(wanted)
     if code and code not in ready.languages:
         known = ", ".join(ready.languages[:LANGUAGES_SHOWN]) + (", ..." * (len(ready.languages) > LANGUAGES_SHOWN))
-        raise InvalidRequest(f"'language' is {code!r}, but the model `{model_id}` knows {known}.", param="language")
+        raise InvalidRequest(f"'language' is {code!r}, but the model `{model_id}` supports {known}.", param="language")
     return code
 
 
@@ -194,7 +194,7 @@ def language_code(language: str) -> str:
         return name
     if name not in _CODES:
         raise InvalidRequest(
-            f"'language' must be an ISO 639-1 code or the English name of a language that Whisper knows, such as "
+            f"'language' must be an ISO 639-1 code or the English name of a language that Whisper supports, such as "
             f"'de' or 'german', not {language[:SHOWN]!r}.",
             param="language",
         )

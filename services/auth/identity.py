@@ -107,7 +107,9 @@ def sign(identity: Identity, key: SigningKey) -> str:
     signed = f"{VERSION}.{key.id}.{body}"
     text = f"{signed}.{base64url(key.key.sign(signed.encode()))}"
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"an identity may have {MAX_CHARACTERS} characters, not {len(text)}: name fewer models")
+        raise ValueError(
+            f"an identity may have at most {MAX_CHARACTERS} characters, not {len(text)}: name fewer models"
+        )
     return text
 
 
@@ -122,7 +124,7 @@ def verify(text: str, keys: PublicKeys, now: float) -> Identity:
         raise Unauthenticated(f"{HEADER} is longer than {MAX_CHARACTERS} characters.")
     version, _, rest = text.partition(".")
     if version != VERSION:
-        raise Unauthenticated(f"{HEADER} is not of version {VERSION}.")
+        raise Unauthenticated(f"{HEADER} does not have version {VERSION}.")
     signed, _, signature = text.rpartition(".")
     key_id, _, body = rest.rpartition(".")[0].partition(".")
     key = keys.get(key_id)
@@ -160,7 +162,7 @@ def _read(body: str) -> Identity:
     tokens, *others = limits
     # A string is a sequence, too: taken for a list it would be one of single characters.
     if not (_is_names(scopes) and _is_names(models)):
-        raise Unauthenticated(f"{HEADER} has 'scopes' or 'models' that are no lists of names.")
+        raise Unauthenticated(f"{HEADER} has 'scopes' or 'models' that are not lists of names.")
     return Identity(subject, frozenset(scopes), tuple(models), tokens, expires, *others)
 
 

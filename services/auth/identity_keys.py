@@ -97,7 +97,7 @@ class PublicKeyFile:
         try:
             found = self.read()
         except KeysUnusable as error:
-            log.warning("the public keys of before stay valid", extra={"reason": str(error)})
+            log.warning("the public keys cannot be read: the previous ones stay valid", extra={"reason": str(error)})
             return None
         log.info("the public keys have changed", extra={"keys": len(found)})
         return found
@@ -117,11 +117,13 @@ def parse_public_keys(content: bytes) -> PublicKeys:
         raw = unbase64url(words[0])
         roles = frozenset(words[1].split(",")) if len(words) == 2 else frozenset()
         if len(raw) != ID_BYTES or not roles or not roles.issubset(ROLES):
-            raise ValueError(f"line {number} must be a public key and its roles, of {', '.join(ROLES)}: 'KEY text'")
+            raise ValueError(
+                f"line {number} must be a public key and its roles, such as 'KEY text'; roles are {', '.join(ROLES)}"
+            )
         known = found[words[0]].roles if words[0] in found else frozenset()
         found[words[0]] = PublicKey(Ed25519PublicKey.from_public_bytes(raw), roles | known)
     if not found:
-        raise ValueError("it names no key; `allm identity create` makes keys")
+        raise ValueError("it contains no key; `allm identity create` makes keys")
     return found
 
 
@@ -139,7 +141,7 @@ def read_key(path: Path) -> SigningKey:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeysUnusable(
-            f"{KEY_FILE}={path}: this is no Ed25519 private key in PEM form; `allm identity create` makes keys"
+            f"{KEY_FILE}={path}: this is not an Ed25519 private key in PEM format; `allm identity create` makes keys"
         )
     return SigningKey.of(key)
 

@@ -41,7 +41,7 @@ class Counted:
     least: int  # that a request needs: of tokens nobody knows it beforehand
 
 
-TOKENS = Counted("tokens", "tokens per minute, of prompts and answers", 0)
+TOKENS = Counted("tokens", "tokens per minute (prompts and answers)", 0)
 REQUESTS = Counted("requests", "requests per minute", 1)
 
 
@@ -230,7 +230,7 @@ class TokenRates:
             # Redis errors may quote the data that was sent.
             details = str(error) if isinstance(error, OSError | AllmError | ImportError) else ""
             log.warning(
-                "%s per minute cannot be shared between replicas now: each counts its own",
+                "%s per minute cannot be shared between replicas now: each replica counts its own",
                 self._counted.noun,
                 extra={"reason": type(error).__name__, "details": details},
             )

@@ -164,5 +164,5 @@ def _read(path: Path) -> StoredKeys:
         raise ValueError("it is too large")
     found = _decode(path.read_bytes())
     if found.version != VERSION:
-        raise ValueError(f"it is of version {found.version}, and this is {VERSION}")
+        raise ValueError(f"it has version {found.version}, expected {VERSION}")
     return found

@@ -275,16 +275,16 @@ def _check(new: NewKey, now: int) -> None:
         raise InvalidRequest(f"'name' must have 1 to {MAX_NAME} printable characters", param="name")
     if unknown := sorted(set(new.scopes) - set(SCOPES)):
         known = ", ".join(SCOPES)
-        raise InvalidRequest(f"'scopes' may hold {known}, not {unknown[0][:MAX_NAME]!r}", param="scopes")
+        raise InvalidRequest(f"'scopes' may contain {known}, not {unknown[0][:MAX_NAME]!r}", param="scopes")
     if len(new.models) > MAX_MODELS or sum(map(len, new.models)) > MAX_MODELS_TOGETHER:
-        limits = f"{MAX_MODELS} models, with {MAX_MODELS_TOGETHER} characters together"
-        raise InvalidRequest(f"'models' may hold {limits}", param="models")
+        limits = f"at most {MAX_MODELS} models, with at most {MAX_MODELS_TOGETHER} characters in all"
+        raise InvalidRequest(f"'models' may have {limits}", param="models")
     for pattern in new.models:
         name = pattern.removesuffix("*")
         fine = 1 <= len(pattern) <= MAX_MODEL and name.isascii() and name.isprintable() and not set("* ,") & set(name)
         if not fine:
             shape = f"ids, aliases, or prefixes followed by '*', not {pattern[:MAX_MODEL]!r}"
-            raise InvalidRequest(f"'models' must hold {shape}", param="models")
+            raise InvalidRequest(f"'models' must contain {shape}", param="models")
     for limit in LIMITS:
         most = MAX_REQUESTS if "requests" in limit else MAX_WHOLE
         if not 0 <= getattr(new, limit) <= most:

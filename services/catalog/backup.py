@@ -34,7 +34,7 @@ def back_up(home: Path, target: Path, *, replace: bool) -> Backup:
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         if not source.is_file():
-            raise BackupError(f"{home} has no catalog: name its folder with ALLM_HOME, on the machine of the catalog")
+            raise BackupError(f"{home} has no catalog: on the catalog's machine, set ALLM_HOME to its folder")
         _check_free(source, target, replace=replace)
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:

@@ -177,9 +177,7 @@ class Catalog:
         if not missing:
             names = {offer.name for offer in offers if not offer.missing}
             there = ", ".join(sorted(names)) or f"none, since no {modality} service is running"
-            raise InvalidRequest(
-                f"no live service has the runtime {runtime!r}; available are: {there}", param="runtime"
-            )
+            raise InvalidRequest(f"no live service has the runtime {runtime!r}; available: {there}", param="runtime")
 
     def _view(self, registration: Registration) -> ModelView:
         return self.views.get(registration.id)
@@ -211,7 +209,7 @@ def check_measurement(measurement: Measurement) -> None:
     for name, figure, most in figures:
         if not math.isfinite(figure) or not 0 < figure <= most:
             param = f"benchmark.{name}"
-            raise InvalidRequest(f"'{param}' must be a number above 0, at most {most:g}", param=param)
+            raise InvalidRequest(f"'{param}' must be above 0 and at most {most:g}", param=param)
     if not 0 <= measurement.peak_memory <= MAX_BYTES:
         param = "benchmark.peak_memory_bytes"
         raise InvalidRequest(f"'{param}' must be a number of bytes, 0 if unknown", param=param)

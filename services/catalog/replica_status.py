@@ -75,7 +75,7 @@ class ReplicaStatus:
         """
         replica = self._replicas.get(report.replica)
         if replica and replica.modality != report.modality:
-            message = f"the live replica {report.replica!r} is one of {replica.modality}, not of {report.modality}"
+            message = f"the live replica {report.replica!r} serves {replica.modality}, not {report.modality}"
             raise InvalidRequest(message, param="replica")
         if report.leaving:
             self._drop(report.replica)

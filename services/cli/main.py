@@ -32,7 +32,7 @@ identity_app = typer.Typer(
 
 @identity_app.command("create")
 def create_identities(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:
     """Create a private key for every role, `ROLE.key`, and the file of their public keys, `public.keys`.
 
@@ -41,7 +41,7 @@ def create_identities(
     """
     with plainly():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Problem(f"{folder} must be a new or an empty folder: keys in use are never overwritten")
+            raise Problem(f"{folder} must be a new or empty folder: keys in use are never overwritten")
         try:
             create_keys({role: folder / f"{role}.key" for role in ROLES}, folder / PUBLIC_NAME)
         except KeysUnusable as error:

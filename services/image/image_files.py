@@ -42,7 +42,7 @@ class ImageFiles:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
             await asyncio.to_thread(self._sweep)
         except OSError as error:
-            raise Internal(f"the folder of pictures (ALLM_IMAGE_FOLDER) cannot be used: {error.strerror}") from error
+            raise Internal(f"the image folder (ALLM_IMAGE_FOLDER) cannot be used: {error.strerror}") from error
         self._sweeping = asyncio.create_task(self._sweep_on())
 
     async def close(self) -> None:
@@ -60,7 +60,7 @@ class ImageFiles:
         """
         if self._size + len(data) > self._limit:
             raise Overloaded(
-                f"the pictures of the last hour have {self._limit} bytes already (ALLM_IMAGE_FOLDER_BYTES): "
+                f"the stored images have {self._limit} bytes already (ALLM_IMAGE_FOLDER_BYTES): "
                 "request b64_json, or try again later",
                 retry_after=SWEEP_SECONDS,
             )
@@ -69,21 +69,21 @@ class ImageFiles:
         try:
             await asyncio.to_thread(self._write, name, data)
         except OSError as error:
-            raise Internal(f"a picture cannot be kept: {error.strerror}") from error
+            raise Internal(f"an image cannot be stored: {error.strerror}") from error
         return self._address + name
 
     async def read(self, name: str) -> tuple[str, bytes]:
         """Returns a picture's content type and bytes. Raises ImageNotFound if it does not exist or has expired."""
         found = _NAME.fullmatch(name)
         if not found:
-            raise ImageNotFound("There is no such picture.", param="name")
+            raise ImageNotFound("There is no such image.", param="name")
         try:
             return f"image/{found[1]}", await asyncio.to_thread(self._read, name)
         except FileNotFoundError:
-            what = f"There is no such picture: they are kept for {self._kept_seconds / 60:g} minutes."
+            what = f"There is no such image: images are kept for {self._kept_seconds / 60:g} minutes."
             raise ImageNotFound(what, param="name") from None
         except OSError as error:
-            raise Internal(f"a picture cannot be read: {error.strerror}") from error
+            raise Internal(f"an image cannot be read: {error.strerror}") from error
 
     def _write(self, name: str, data: bytes) -> None:
         """Renames the file only when it is complete, because other replicas read it as soon as it exists."""
@@ -109,7 +109,7 @@ class ImageFiles:
             try:
                 await asyncio.to_thread(self._sweep)
             except OSError:
-                log.exception("the folder of pictures cannot be cleaned up")
+                log.exception("the image folder cannot be cleaned up")
 
     def _sweep(self) -> None:
         """Removes expired pictures. Files that are not ours stay untouched."""

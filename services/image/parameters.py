@@ -184,7 +184,7 @@ class ResolvedRequest:
         if not self._request.negative_prompt:
             return
         if not self._ready.negative:
-            message = f"The model `{self._model_id}` takes no negative prompt."
+            message = f"The model `{self._model_id}` does not support negative prompts."
             raise Unsupported(message, param="negative_prompt")
         if self._guidance <= 1:
             message = (

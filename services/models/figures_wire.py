@@ -61,11 +61,11 @@ def read_figures(message: figures_pb2.ReplicaFigures) -> Figures:
     may be newer than the catalog.
     """
     if len(message.events) > MAX_EVENTS:
-        raise InvalidRequest(f"a report may have {MAX_EVENTS} events", param="figures.events")
+        raise InvalidRequest(f"'figures.events' may have at most {MAX_EVENTS} entries", param="figures.events")
     kinds = {value: kind for kind, value in EVENT_KINDS.items()}
     counters = {name: getattr(message, name) for name in COUNTERS if message.HasField(name)}
     if not all(math.isfinite(value) and value >= 0 for value in counters.values()):
-        raise InvalidRequest("counters must be numbers from 0 on", param="figures")
+        raise InvalidRequest("'figures': counters must be finite and not negative", param="figures")
     return Figures(
         began=message.start_time.ToNanoseconds(),
         uptime=message.uptime.ToNanoseconds() / _NANOS,
@@ -94,7 +94,7 @@ def _host_message(host: HostFigures) -> figures_pb2.HostFigures:
 
 def _read_host(message: figures_pb2.HostFigures) -> HostFigures:
     if not 0 <= message.threshold_share <= 1 or len(message.devices) > MAX_DEVICES:
-        what = f"a host's threshold is a share from 0 to 1, and it may have {MAX_DEVICES} devices"
+        what = f"'figures.host': the threshold must be a share from 0 to 1, with at most {MAX_DEVICES} devices"
         raise InvalidRequest(what, param="figures.host")
     return HostFigures(
         id=message.id[:MAX_NAME],
@@ -115,7 +115,7 @@ def _read_latencies(message: figures_pb2.Latencies) -> Latencies:
     bounds, counts = tuple(message.bounds), tuple(message.counts)
     ascending = all(low < high < math.inf for low, high in zip((0.0, *bounds), bounds, strict=False))
     if not ascending or len(bounds) > MAX_BOUNDS or len(counts) != len(bounds) + 1 or min(counts) < 0:
-        what = f"a histogram has at most {MAX_BOUNDS} ascending bounds above 0, and a count more than bounds"
+        what = f"'figures': a histogram must have at most {MAX_BOUNDS} ascending bounds above 0, and one count more"
         raise InvalidRequest(what, param="figures")
     return Latencies(bounds, counts)
 

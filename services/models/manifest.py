@@ -59,7 +59,7 @@ class Manifest:
         if not self.files:
             raise ModelInvalid("the model has no files")
         if len(self.files) > MAX_FILES:
-            raise ModelInvalid(f"the model has {len(self.files)} files; {MAX_FILES} are allowed")
+            raise ModelInvalid(f"the model has {len(self.files)} files; at most {MAX_FILES} are allowed")
         if self.folder and not Path(self.folder).is_absolute():
             raise ModelInvalid(f"the folder {self.folder!r} is not absolute")
         seen: set[str] = set()
@@ -69,7 +69,7 @@ class Manifest:
                 raise ModelInvalid(f"the file {file.path!r} is listed twice")
             seen.add(file.path.casefold())
         if self.size > MAX_BYTES:
-            raise ModelInvalid(f"the model has {self.size:,} bytes; {MAX_BYTES:,} are allowed")
+            raise ModelInvalid(f"the model has {self.size:,} bytes; at most {MAX_BYTES:,} are allowed")
         if self.primary and self.primary not in {file.path for file in self.files}:
             raise ModelInvalid(f"the file {self.primary!r} is not among the model's files")
 

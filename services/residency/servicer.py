@@ -63,7 +63,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
     ) -> None:
         """Sends memory and models at every change. A slow reader gets fewer messages, never stale ones."""
         if self._watches >= MAX_WATCHES:
-            raise Overloaded(f"{MAX_WATCHES} callers are watching already")
+            raise Overloaded(f"{MAX_WATCHES} watches are open, which is the limit")
         self._watches += 1
         try:
             sent: MemorySnapshot | None = None

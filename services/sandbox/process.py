@@ -112,7 +112,7 @@ class ConfinedProcess(Generic[M]):
         """
         answer = await self._receive_in_time()
         if not isinstance(answer, kinds):
-            raise Internal(f"{self.kind} said {type(answer).__name__} instead of an answer")
+            raise Internal(f"{self.kind} sent {type(answer).__name__} instead of an answer")
         self.finish()
         return answer
 
@@ -137,7 +137,7 @@ class ConfinedProcess(Generic[M]):
             async with asyncio.timeout_at(self._deadline):
                 return await self.receive()
         except (WorkerDied, TimeoutError) as error:
-            log.warning("%s (%s) %d gives no answer", self.kind, self._program.name, self.pid)
+            log.warning("%s (%s) %d does not answer", self.kind, self._program.name, self.pid)
             raise ConfinedGone from error
 
 
@@ -145,4 +145,4 @@ def _check_ready(message: object, kind: str) -> None:
     if isinstance(message, Unusable):
         raise Unsupported(message.message)
     if not isinstance(message, ChildReady):
-        raise Internal(f"{kind} said {type(message).__name__} before it was ready")
+        raise Internal(f"{kind} sent {type(message).__name__} before it was ready")

@@ -127,7 +127,7 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
         count = f"the conversation has {len(request.messages)} messages"
         raise ContextLengthExceeded(f"{count}, but this model's context holds {context} tokens", param="messages")
     if request.reasoning_effort not in ("", "none") and not model.template.thinks:
-        raise Unsupported(f"{request.model} does not reason.", param="reasoning_effort")
+        raise Unsupported(f"{request.model} does not support reasoning.", param="reasoning_effort")
     if request.reasoning_effort == "none" and model.dialect.name == HARMONY.name:
         raise Unsupported(f"{request.model} always reasons: 'low' is the lowest.", param="reasoning_effort")
     tools = request.callable_tools

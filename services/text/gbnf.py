@@ -122,7 +122,7 @@ class _Translation:
         chars: list[str] = []
         while (char := self._next()) != '"':
             if not char:
-                raise self._error("a text has no closing quote")
+                raise self._error("a string has no closing quote")
             chars.append(self._terminal(f"[{_code(self._char())}]"))
         self._at += 1
         return f"({' '.join(chars)})" if chars else '""'
@@ -160,11 +160,11 @@ class _Translation:
         size = _DIGITS.get(kind, 0)
         digits = self._text[self._at : self._at + size]
         if not size or not re.fullmatch(rf"[0-9A-Fa-f]{{{size}}}", digits):
-            raise self._error("an escape is not known")
+            raise self._error("unknown escape sequence")
         self._at += size
         code = int(digits, 16)
         if code > LAST or 0xD800 <= code <= 0xDFFF:
-            raise self._error("an escape names no character")
+            raise self._error("an escape sequence is not a valid character")
         return code
 
     def _terminal(self, regex: str) -> str:

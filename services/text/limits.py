@@ -68,7 +68,9 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
         message = f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {request.logprobs}."
         raise InvalidRequest(message, param="top_logprobs")
     if len(request.cache_key) > MAX_CACHE_KEY:
-        raise InvalidRequest(f"'prompt_cache_key' may have {MAX_CACHE_KEY} characters.", param="prompt_cache_key")
+        raise InvalidRequest(
+            f"'prompt_cache_key' may have at most {MAX_CACHE_KEY} characters.", param="prompt_cache_key"
+        )
     check_output(request.output)
     _check_variables(request.template_variables)
 
@@ -136,7 +138,7 @@ def checked_choice(
             message = f"'tool_choice' names {name[:80]!r}, which is not among 'tools'."
             raise InvalidRequest(message, param="tool_choice")
     if mode == "required" and not tools:
-        raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param="tool_choice")
+        raise InvalidRequest("'tool_choice' requires a tool, but 'tools' is empty.", param="tool_choice")
     return ToolChoice(mode=mode, names=frozenset(names))
 
 
@@ -169,7 +171,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
     for stop in stops:
         if not stop or len(stop) > MAX_STOP_LENGTH:
             raise InvalidRequest(
-                f"'stop' must hold texts of 1 to {MAX_STOP_LENGTH} characters, not of {len(stop)}.", param="stop"
+                f"'stop' must contain strings of 1 to {MAX_STOP_LENGTH} characters, not of {len(stop)}.", param="stop"
             )
 
 
@@ -178,7 +180,7 @@ def _check_stop_tokens(tokens: tuple[int, ...]) -> None:
         raise _too_many("stop_token_ids", len(tokens), MAX_STOP_TOKENS)
     for token in tokens:
         if not 0 <= token <= MAX_TOKEN_ID:
-            message = f"'stop_token_ids' names token {token}, which no model has."
+            message = f"'stop_token_ids' contains token {token}, which no model has."
             raise InvalidRequest(message, param="stop_token_ids")
 
 
@@ -187,7 +189,7 @@ def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
         raise _too_many("logit_bias", len(biases), MAX_BIASES)
     for token, bias in biases:
         if not 0 <= token <= MAX_TOKEN_ID:
-            raise InvalidRequest(f"'logit_bias' names token {token}, which no model has.", param="logit_bias")
+            raise InvalidRequest(f"'logit_bias' contains token {token}, which no model has.", param="logit_bias")
         if not -100 <= bias <= 100:
             message = f"'logit_bias' of token {token} must be -100 to 100, not {bias:g}."
             raise InvalidRequest(message, param="logit_bias")

@@ -299,7 +299,7 @@ def _prepare(_: BlockingChannel[ToRenderer]) -> child.ChildWork:
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=renderer.cpu_seconds,
         answer=renderer.answer,
-        no_memory="the model's chat template needs more memory than a template may have",
+        no_memory="the model's chat template needs more memory than a template is allowed",
     )
 
 
@@ -326,7 +326,7 @@ def _sendable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Refusal("the model's chat template produces half a character, which is not text") from None
+        raise Refusal("the model's chat template produces an unpaired surrogate, which is not valid text") from None
     return text
 
 

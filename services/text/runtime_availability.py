@@ -82,11 +82,11 @@ def _missing(python: str, seconds: float) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"{who} did not say within {seconds:g} seconds whether it has vLLM"
+        return f"{who} did not report within {seconds:g} seconds whether it has vLLM"
     except OSError as error:
         return f"{who} cannot be started: {error.strerror or error}"
     if done.returncode:
-        return f"{who} is no Python interpreter, or a broken one: it ended with exit code {done.returncode}"
+        return f"{who} is not a working Python interpreter: it ended with exit code {done.returncode}"
     return _lacking(who, done.stdout.split())
 
 

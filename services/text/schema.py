@@ -89,7 +89,7 @@ def check_size(value: Mapping[str, Any], param: str, most: int = MAX_BYTES, dept
         raise InvalidRequest(f"'{param}' is nested deeper than {depth} levels.", param=param)
     size = len(json.dumps(value))
     if size > most:
-        raise InvalidRequest(f"'{param}' has {size} bytes; {most} are allowed.", param=param)
+        raise InvalidRequest(f"'{param}' has {size} bytes; at most {most} are allowed.", param=param)
     return size
 
 
@@ -172,7 +172,7 @@ def _crowded(schema: Any) -> str:
             must = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
             optional = len(named.keys() - must)
             if optional > MAX_OPTIONAL:
-                return f"properties: {optional} of one object are optional; {MAX_OPTIONAL} are allowed"
+                return f"properties: {optional} of one object are optional; at most {MAX_OPTIONAL} are allowed"
     return ""
 
 
@@ -251,7 +251,7 @@ def _prepare(_: BlockingChannel[ToChecker]) -> child.ChildWork:
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=lambda _: CPU_SECONDS,
         answer=_answer,
-        no_memory="the request's schemas need more memory than schemas may have",
+        no_memory="the request's schemas need more memory than schemas are allowed",
     )
 
 

@@ -21,7 +21,7 @@ MODULE = "services.text.prompt"
 CPU_SECONDS = 5.0  # for a template, and for each conversation; long ones need a tenth of it
 ANSWER_SECONDS = 60.0  # wall time; the process has a separate, shorter limit of processor time
 TOOL_FIELDS = ("name", "description", "parameters", "strict")
-LIMITS = "more processor time or memory than a template may have"
+LIMITS = "more processor time or memory than a template is allowed"
 
 A = TypeVar("A", Prepared, Rendered)
 

@@ -179,7 +179,7 @@ async def _asked(runtime: str, python: str, environ: Mapping[str, str], seconds:
     try:
         out, err = await asyncio.wait_for(process.communicate(), seconds)
     except TimeoutError:
-        raise _ProbeFailed(f"{runtime} did not say within {seconds:g} seconds which devices it can use") from None
+        raise _ProbeFailed(f"{runtime} did not report within {seconds:g} seconds which devices it can use") from None
     finally:
         if process.returncode is None:
             process.kill()

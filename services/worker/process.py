@@ -265,4 +265,4 @@ class WorkerStart(Generic[M, L]):
             if isinstance(message, self.ready):
                 return message
             if not isinstance(message, Loading):
-                raise Internal(f"the worker of {self.model_id} said {type(message).__name__} before it was ready")
+                raise Internal(f"the worker of {self.model_id} sent {type(message).__name__} before it was ready")

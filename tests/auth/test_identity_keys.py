@@ -106,7 +106,7 @@ def test_lines_of_public_keys() -> None:
         with case(line=line), pytest.raises(ValueError, match=r"^line 2 must"):
             parse_public_keys(f"{AUDIO} audio\n{line}\n".encode())
     for content in (b"", b"# nothing\n"):
-        with pytest.raises(ValueError, match="names no key"):
+        with pytest.raises(ValueError, match="contains no key"):
             parse_public_keys(content)
 
 

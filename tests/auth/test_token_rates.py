@@ -95,7 +95,7 @@ async def test_alone_it_drains_at_the_rate(clock: Clock) -> None:
     error = await refused(rates)
     assert (error.code, error.http_status, error.openai_code) == ("OVERLOADED", 429, "rate_limit_exceeded")
     assert error.message == (
-        "The key ann has used up its 600 tokens per minute, of prompts and answers: try again in 11 s."
+        "The key ann has used up its 600 tokens per minute (prompts and answers): try again in 11 s."
     )
     assert error.headers() == {
         "retry-after": "11",
@@ -189,7 +189,7 @@ async def test_without_its_ledger_each_counts_its_own(
     await until(lambda: ledger.opened >= 3)
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [(one.message, one.reason, one.details) for one in warnings] == [
-        ("tokens per minute cannot be shared between replicas now: each counts its own", "OSError", "away")
+        ("tokens per minute cannot be shared between replicas now: each replica counts its own", "OSError", "away")
     ]
     clock.now += 5  # 50 tokens have drained and no longer count
     ledger.broken = False

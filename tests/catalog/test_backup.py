@@ -170,7 +170,7 @@ def test_a_damaged_catalog_gives_no_backup(home: Path) -> None:
 
 
 def test_failures_are_reported(home: Path) -> None:
-    with pytest.raises(BackupError, match="has no catalog: name its folder with ALLM_HOME"):
+    with pytest.raises(BackupError, match="has no catalog: on the catalog's machine, set ALLM_HOME"):
         back_up(home, home / "b.db", replace=False)
     made(home)
     with pytest.raises(BackupError, match=r"the backup cannot be made: .*partial: No such file or directory"):

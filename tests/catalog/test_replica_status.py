@@ -86,7 +86,7 @@ def test_a_live_replica_keeps_its_name_from_other_modalities() -> None:
     replica_status = ReplicaStatus(clock)
     replica_status.report(WHOLE, registered)
     for report in (WHOLE, PART, GONE):
-        with pytest.raises(InvalidRequest, match="'t' is one of text, not of audio"):
+        with pytest.raises(InvalidRequest, match="'t' serves text, not audio"):
             replica_status.report(replace(report, modality="audio"), registered)
     assert names(replica_status) == ["t"]
     clock.now = 6.1

@@ -99,8 +99,8 @@ def test_for_scripts(allm: Command) -> None:
     ("arguments", "reported"),
     [
         (("create", ""), "'name' must have"),
-        (("create", "x", "--scope", "root"), "'scopes' may hold inference, admin, not 'root'"),
-        (("create", "x", "--model", "a b"), "'models' must hold"),
+        (("create", "x", "--scope", "root"), "'scopes' may contain inference, admin, not 'root'"),
+        (("create", "x", "--model", "a b"), "'models' must contain"),
         (("revoke", "key_0"), "There is no key with the id `key_0`."),
         (("list", "--catalog", "nowhere"), "--catalog nowhere is neither host:port nor unix:/path"),
         (("list", "--catalog", "unix:/nowhere/s"), "does not answer"),

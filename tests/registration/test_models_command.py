@@ -139,7 +139,7 @@ def test_add_downloads_shows_progress_and_ends_when_the_model_serves(
     command.until_told("m: downloading: ")
     assert "m" not in operator.ready()
     coming = Command(operator.stack.home, "check", "m").done()
-    assert (coming.status, coming.stdout) == (0, "m: downloading, nothing of it is fetched here yet\n")
+    assert (coming.status, coming.stdout) == (0, "m: downloading, no files of the model are fetched here yet\n")
     gate.open()
     done = command.done()
     assert done.status == 0, done

@@ -204,7 +204,7 @@ async def test_watches_are_limited_and_their_places_come_back(tmp_path: Path, mo
         first = stub.WatchResidency(pb.WatchResidencyRequest())
         await first.read()
         second = stub.WatchResidency(pb.WatchResidencyRequest())
-        with pytest.raises(grpc.aio.AioRpcError, match="1 callers are watching already"):
+        with pytest.raises(grpc.aio.AioRpcError, match="1 watches are open, which is the limit"):
             await second.read()
         first.cancel()
         async with asyncio.timeout(60):

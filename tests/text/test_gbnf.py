@@ -40,7 +40,7 @@ GRAMMARS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 FAULTS = (
     ('root = "a"', "line 1: '::=' is expected"),
-    ('root ::= "a"\n\nx ::= "a', "line 3: a text has no closing quote"),
+    ('root ::= "a"\n\nx ::= "a', "line 3: a string has no closing quote"),
     ("root ::= b", "there is no rule 'b'"),
     ('x ::= "a"', "there is no rule 'root'"),
     ('root ::= "a"\nroot ::= "b"', "line 2: the rule 'root' appears twice"),
@@ -51,8 +51,8 @@ FAULTS = (
     ('root ::= "a"{', "line 1: '{' is expected to begin a count like {2}, {2,} or {2,5}"),
     ("root ::= <think>", "line 1: tokens by name or number are not supported"),
     ("root ::= " + "(" * (MAX_NESTING + 1), f"line 1: groups are nested deeper than {MAX_NESTING}"),
-    ('root ::= "\\q"', "line 1: an escape is not known"),
-    ('root ::= "\\ud800"', "line 1: an escape names no character"),
+    ('root ::= "\\q"', "line 1: unknown escape sequence"),
+    ('root ::= "\\ud800"', "line 1: an escape sequence is not a valid character"),
     ('root ::= "a" )', "line 1: the end of the line is expected"),
     ('root ::= ("a"', "line 1: ')' is expected"),
     ("::=", "line 1: a rule's name is expected"),

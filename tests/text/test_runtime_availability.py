@@ -78,7 +78,7 @@ def test_an_invalid_interpreter_is_reported(tmp_path: Path) -> None:
     endless = interpreter(tmp_path, body="#!/bin/sh\nexec sleep 600\n")
     assert (
         vllm(endless, seconds=0.2).missing
-        == f"{endless} (ALLM_VLLM_PYTHON) did not say within 0.2 seconds whether it has vLLM"
+        == f"{endless} (ALLM_VLLM_PYTHON) did not report within 0.2 seconds whether it has vLLM"
     )
 
 

@@ -76,7 +76,7 @@ async def test_the_template_s_own_words_are_quoted() -> None:
         assert await refused(template) == "the model's chat template refuses the conversation: nothing"
         assert not template.thinks
     async with prepared("{{ '\\ud800' }}") as template:
-        assert "not text" in await refused(template)
+        assert "not valid text" in await refused(template)
 
 
 async def test_invalid_template_is_an_error_of_the_model() -> None:
@@ -104,7 +104,7 @@ async def test_a_template_that_never_ends_is_ended_and_the_next_conversation_is_
         assert await template.render(TURNS[:1]) == "fine"
         (before,) = renderers()
         assert await refused(template) in (
-            "the model's chat template takes more processor time or memory than a template may have with this "
+            "the model's chat template takes more processor time or memory than a template is allowed with this "
             "conversation",
             "the model's chat template fails on this conversation: MemoryError",
         )

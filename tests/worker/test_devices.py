@@ -77,7 +77,7 @@ async def test_a_process_that_fails_is_a_reason(bare: None, tmp_path: Path) -> N
     dying = shim(tmp_path / "dying", "echo first >&2; echo the library is broken >&2; kill -SEGV $$")
     assert (await why(dying)).endswith("failed (exit code -11): the library is broken")
     assert "(exit code 0)" in await why(shim(tmp_path / "silent", "true"))
-    assert "did not say within 0.2 seconds" in await why(shim(tmp_path / "endless", "exec sleep 600"), 0.2)
+    assert "did not report within 0.2 seconds" in await why(shim(tmp_path / "endless", "exec sleep 600"), 0.2)
 
 
 async def test_the_installed_llama_cpp_says_what_it_is_built_for(bare: None) -> None:

@@ -1,4 +1,4 @@
-// Transcribes a sound file over gRPC, while the sound is being sent.
+// Transcribes an audio file over gRPC, while the audio is being sent.
 //
 //     make transcribe FILE=speech.wav     # or: build/transcribe FILE [address [model]]
 //
@@ -22,7 +22,7 @@ constexpr std::size_t kPieceBytes = 64 * 1024;
 
 using Stream = grpc::ClientReaderWriter<audio::StreamTranscribeRequest, audio::StreamTranscribeResponse>;
 
-// Sends the configuration, then the sound as it arrives. For a microphone, `raw` describes the format of the samples.
+// Sends the configuration, then the audio as it arrives. For a microphone, `raw` describes the format of the samples.
 // WritesDone ends the sound, not the answers.
 void send(Stream* stream, std::istream* sound, const std::string& model) {
   audio::StreamTranscribeRequest request;

@@ -1,4 +1,4 @@
-// Transcribes a sound file over gRPC, while the sound is being sent.
+// Transcribes an audio file over gRPC, while the audio is being sent.
 //
 //	make transcribe FILE=speech.wav     # or: build/transcribe FILE [address [model]]
 //
@@ -23,7 +23,7 @@ const patience = 10 * time.Minute
 
 const pieceBytes = 64 * 1024
 
-// send sends the configuration, then the sound as it arrives. For a microphone, Raw describes the format of the samples.
+// send sends the configuration, then the audio as it arrives. For a microphone, Raw describes the format of the samples.
 // CloseSend ends the sound, not the answers.
 func send(stream audiov1.TranscriptionService_StreamTranscribeClient, sound io.Reader, model string) error {
 	config := &audiov1.TranscriptionConfig{Model: model}

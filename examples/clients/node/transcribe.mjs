@@ -1,4 +1,4 @@
-// Transcribes a sound file over gRPC, while the sound is being sent.
+// Transcribes an audio file over gRPC, while the audio is being sent.
 //
 //     npm install && node transcribe.mjs FILE [address [model]]
 //
@@ -21,7 +21,7 @@ const { allm } = grpc.loadPackageDefinition(definition);
 const transcriptions = new allm.audio.v1.TranscriptionService(address, grpc.credentials.createInsecure());
 
 /**
- * Yields the configuration, then the sound as it arrives. For a microphone, `raw` describes the format of the samples.
+ * Yields the configuration, then the audio as it arrives. For a microphone, `raw` describes the format of the samples.
  * The end of the generator ends the sound, not the answers.
  */
 async function* requests() {

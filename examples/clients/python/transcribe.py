@@ -1,4 +1,4 @@
-"""Transcribes a sound file over gRPC, while the sound is being sent.
+"""Transcribes an audio file over gRPC, while the audio is being sent.
 
     make transcribe FILE=speech.wav     # or: PYTHONPATH=build python transcribe.py FILE [address [model]]
 
@@ -20,7 +20,7 @@ PIECE_BYTES = 64 * 1024
 
 
 def requests(file: BinaryIO, model: str) -> Iterator[transcription_service_pb2.StreamTranscribeRequest]:
-    """Yields the configuration, then the sound as it arrives. For a microphone, `raw` describes the samples' format.
+    """Yields the configuration, then the audio as it arrives. For a microphone, `raw` describes the samples' format.
 
     The end of the generator ends the sound, not the answers.
     """

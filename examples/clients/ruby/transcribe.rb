@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# Transcribes a sound file over gRPC, while the sound is being sent.
+# Transcribes an audio file over gRPC, while the audio is being sent.
 #
 #     make transcribe FILE=speech.wav     # or: ruby -Ibuild transcribe.rb FILE [address [model]]
 #
@@ -14,7 +14,7 @@ Audio = Allm::Audio::V1
 SECONDS = 600 # a deadline for the call: without one, it may wait forever
 PIECE_BYTES = 64 * 1024
 
-# Yields the configuration, then the sound as it arrives. For a microphone, `raw` describes the format of the samples.
+# Yields the configuration, then the audio as it arrives. For a microphone, `raw` describes the format of the samples.
 # The end of the enumerator ends the sound, not the answers.
 def requests(file, model)
   Enumerator.new do |messages|

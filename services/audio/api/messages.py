@@ -53,7 +53,7 @@ def read_raw(config: Config) -> RawSound | None:
     raw = config.raw
     encoding = _ENCODINGS.get(raw.encoding)
     if encoding is None:
-        raise InvalidRequest(f"'raw.encoding' is {raw.encoding}, which is not known.", param="raw.encoding")
+        raise InvalidRequest(f"'raw.encoding' has the unknown value {raw.encoding}.", param="raw.encoding")
     try:
         return RawSound(sample_rate=raw.sample_rate, channels=raw.channels or 1, encoding=encoding)
     except InvalidRequest as error:
@@ -66,7 +66,7 @@ def _vad(config: Config, *, live: bool) -> VadOptions | None:
             message = "'vad_filter' cannot be false: segments end at pauses."
             raise InvalidRequest(message, param="vad_filter")
         if config.HasField("vad"):
-            raise InvalidRequest("'vad' and 'vad_filter' false exclude each other.", param="vad")
+            raise InvalidRequest("'vad' and 'vad_filter' false are mutually exclusive.", param="vad")
         return None
     vad = config.vad
     return limits.vad_options(

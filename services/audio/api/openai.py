@@ -241,7 +241,9 @@ def _vad(fields: FormFields) -> VadOptions | None:
     strategy = fields.members("chunking_strategy")
     if fields.switch("vad_filter") is False:
         if strategy is not None:
-            raise InvalidRequest("'chunking_strategy' and 'vad_filter' false exclude each other.", param="vad_filter")
+            raise InvalidRequest(
+                "'chunking_strategy' and 'vad_filter' false are mutually exclusive.", param="vad_filter"
+            )
         return None
     if strategy is None or strategy == "auto":
         return VadOptions()

@@ -35,7 +35,7 @@ class Uploads:
     def __init__(self, folder: Path, limit_bytes: int, at_once: int = AT_ONCE) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
-        self._places = Shares(at_once, holders="files that are transcribed or wait", unit="places")
+        self._places = Shares(at_once, holders="audio files in progress or waiting", unit="slots")
 
     @contextmanager
     def open(self, client: str) -> Iterator[Upload]:

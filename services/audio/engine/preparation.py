@@ -150,17 +150,17 @@ class Preparation(WorkerLoop[Submit | Sound | Cancel | Taken | Seek]):
         ready = self._runtime.ready
         if decoding.language and decoding.language not in ready.languages:
             known = "English only" if ready.languages == ["en"] else f"{len(ready.languages)} languages"
-            message = f"the model does not know the language {decoding.language!r:.20}: it knows {known}"
+            message = f"the model does not support the language {decoding.language!r:.20}: it supports {known}"
             raise EngineError("INVALID_REQUEST", message, "language")
         if decoding.task == "translate" and not ready.multilingual:
-            raise EngineError("INVALID_REQUEST", "the model knows English only: it does not translate", "model")
+            raise EngineError("INVALID_REQUEST", "the model supports English only and cannot translate", "model")
         if not decoding.temperatures:
             raise EngineError("INVALID_REQUEST", "no temperature is given", "temperature")
 
     def _add(self, feed: _Feed, sound: Sound) -> None:
         if feed.waiting + len(sound.samples) > BACKLOG_BYTES:
             seconds = BACKLOG_BYTES // SAMPLE_BYTES // SAMPLE_RATE
-            message = f"more than {seconds} s of sound were sent ahead of decoding"
+            message = f"more than {seconds} s of audio were sent ahead of decoding"
             self._fail(feed.request, EngineError("INTERNAL", message))
             return
         feed.add(sound.samples, sound.last)

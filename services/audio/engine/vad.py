@@ -81,7 +81,7 @@ def _model() -> Path:
     spec = importlib.util.find_spec(PACKAGE)  # imports nothing
     path = Path(spec.origin).parent / "assets" / FILE if spec and spec.origin else None
     if path is None or not path.exists():
-        message = "voice activity detection needs faster-whisper 1.2, whose package carries its model; switch it off"
+        message = "voice activity detection needs the package faster-whisper 1.2, which contains its model"
         raise EngineError("UNSUPPORTED", message)
     return path
 

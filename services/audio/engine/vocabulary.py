@@ -51,7 +51,7 @@ class WhisperVocabulary:
             ranks.setdefault(piece, token)
         if not 1 <= count <= len(LANGUAGES) or any(bytes([byte]) not in ranks for byte in range(256)):
             message = (
-                f"{source} holds {len(pieces)} tokens of text; that is not a vocabulary of a Whisper model of {size}"
+                f"{source} is not the vocabulary of a Whisper model of {size} tokens: it has {len(pieces)} text tokens"
             )
             raise EngineError("MODEL_INVALID", message)
         self.size = size
@@ -123,7 +123,9 @@ class WhisperVocabulary:
         for name in ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>", "<|0.00|>", "<|30.00|>"):
             wanted = self.eot + self._names.index(name)
             if names.get(name, wanted) != wanted:
-                message = f"{source}: {name} is token {names[name]}; in a Whisper model of {self.size} it is {wanted}"
+                message = (
+                    f"{source}: {name} is token {names[name]}; in a Whisper model of {self.size} tokens it is {wanted}"
+                )
                 raise EngineError("MODEL_INVALID", message)
 
     def _split_characters(self, tokens: Sequence[int]) -> tuple[list[str], list[list[int]]]:
@@ -236,7 +238,7 @@ def _pieces(names: list[str], path: Path) -> list[bytes]:
     try:
         return [bytes(map(_BYTES.__getitem__, name)) for name in names]
     except (KeyError, TypeError) as error:  # a name may not be a string
-        raise EngineError("MODEL_INVALID", f"{path}: {error.args[0]!r} stands for no byte") from None
+        raise EngineError("MODEL_INVALID", f"{path}: {error.args[0]!r} is not a byte of a token") from None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -26,7 +26,7 @@ try:
     from services.audio.sound.container import Feed, TaggedFile
     from services.audio.sound.mixer import Mixer
 except ModuleNotFoundError as error:
-    UNUSABLE = f"sound cannot be decoded here: the Python package {error.name!r} is not installed"
+    UNUSABLE = f"audio cannot be decoded here: the Python package {error.name!r} is not installed"
 else:
     UNUSABLE = ""
     av.logging.set_level(None)
@@ -47,7 +47,7 @@ def _prepare(channel: BlockingChannel[ToDecoder]) -> child.ChildWork:
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=_cpu_seconds,
         answer=lambda order: _answer(order, channel),
-        no_memory="the file needs more memory to be decoded than a decoder may have",
+        no_memory="the file needs more memory to be decoded than a decoder is allowed",
     )
 
 

@@ -74,7 +74,7 @@ class Feed:
         if self._ended:
             return b""
         if self._silent > SILENT_BYTES:
-            raise Refusal(f"{self._silent} consecutive bytes contain no sound")
+            raise Refusal(f"{self._silent} consecutive bytes contain no audio")
         self._before_waiting()
         self._channel.send(Hungry(CHUNK_BYTES))
         chunk = self._channel.receive()
@@ -150,7 +150,7 @@ OPTIONS = {
 # A live feed is not delayed to learn more about it than its header says.
 LIVE_OPTIONS = OPTIONS | {"probesize": "4096", "analyzeduration": "200000"}
 INDEX_LAST = (
-    "an mp4 or m4a whose index comes after its sound cannot be decoded while it comes: "
+    "an mp4 or m4a whose index comes after its audio cannot be decoded while it arrives: "
     "upload it as a file, or write it with its index first (faststart)"
 )
 IO_BYTES = 64 * 1024
@@ -185,7 +185,7 @@ def decode(file: Source, mixer: Mixer) -> None:
         raise Refusal(INDEX_LAST)
     if not mixer.samples:
         raise Refusal(
-            f"nothing in the file can be decoded: its {stream.codec_context.name} sound is corrupt or cut off"
+            f"nothing in the file can be decoded: its {stream.codec_context.name} audio is corrupt or cut off"
         )
 
 
@@ -203,27 +203,27 @@ def _open(file: Source, head: bytes) -> InputContainer:
         if head[4:8] == b"ftyp":
             raise Refusal("the mp4 or m4a has no readable index: it is cut off or corrupt") from error
         raise Refusal(
-            f"the file is corrupt, cut off, or of a format that is not decoded here. Formats: {FORMATS}"
+            f"the file is corrupt, cut off, or in an unsupported format. Supported formats: {FORMATS}"
         ) from error
 
 
 def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
     """Refuses a demuxer's request to open another file."""
-    raise PermissionError("a file may not open others")
+    raise PermissionError("a file may not open other files")
 
 
 def _audio_stream(container: InputContainer) -> AudioStream:
     """Returns the first audio stream, ready to be decoded; no other is read."""
     if not container.streams.audio:
-        raise Refusal(f"the file holds no sound: there is no audio stream in this {_format(container)}")
+        raise Refusal(f"the file has no audio: this {_format(container)} has no audio stream")
     chosen = container.streams.audio[0]
     for stream in container.streams:
         if stream is not chosen:
             stream.discard = av.stream.Discard.all
     codec = chosen.codec_context
     if codec is None or codec.name not in CODECS:
-        name = f"by the codec {codec.name}" if codec else "by an unknown codec"
-        raise Refusal(f"the sound in this {_format(container)} is encoded {name}, which is not decoded here")
+        name = f"uses the codec {codec.name}" if codec else "uses an unknown codec"
+        raise Refusal(f"the audio in this {_format(container)} {name}, which is not supported")
     codec.thread_count = 1
     codec.options = {"codec_whitelist": ",".join(CODECS)}
     return chosen
@@ -280,5 +280,5 @@ def decode_pcm(file: TaggedFile | Feed, pcm: Pcm, mixer: Mixer) -> None:
         if isinstance(file, Feed):
             file.heard()
     if rest:
-        raise Refusal(f"the sound ends within a sample: {len(rest)} bytes are left over of {size} for each sample")
+        raise Refusal(f"the audio ends within a sample, after {len(rest)} of {size} bytes")
     mixer.end()

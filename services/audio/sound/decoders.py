@@ -76,7 +76,7 @@ class PlainSound:
             if whole:
                 return data[:whole]
         if self._rest:
-            message = f"the sound ends within a sample: {len(self._rest)} byte of {BYTES_PER_SAMPLE} is left over"
+            message = f"the audio ends within a sample, after {len(self._rest)} of {BYTES_PER_SAMPLE} bytes"
             raise InvalidRequest(message, param=PARAM)
         return b""
 
@@ -125,8 +125,10 @@ class DecodedSound:
             async with asyncio.timeout(self._stall_seconds):
                 return await self._decoder.receive()
         except TimeoutError:
-            log.warning("decoder %d makes no progress and is killed", self._decoder.pid)
-            raise self._failed(f"the decoder produced no sound for {self._stall_seconds:g} seconds") from None
+            log.warning("decoder %d made no progress and was killed", self._decoder.pid)
+            raise self._failed(
+                f"the decoder produced no audio for {self._stall_seconds:g} seconds (ALLM_STALL_SECONDS)"
+            ) from None
         except WorkerDied as died:
             log.warning("%s", died)
             raise self._failed("the file crashed the decoder: it is corrupt or malicious") from None
@@ -151,7 +153,9 @@ class SoundDecoders:
             most=decoders,
             queue=queue,
             seconds=stall_seconds,
-            busy=lambda waiting: f"{decoders} files are being decoded and {waiting} wait: try again later",
+            busy=lambda waiting: (
+                f"{decoders} files are being decoded (ALLM_AUDIO_DECODERS) and {waiting} wait (ALLM_AUDIO_QUEUE)"
+            ),
             spare=min(spare, decoders),
         )
         self._most_live = max(1, int(decoders * LIVE_SHARE))
@@ -172,7 +176,7 @@ class SoundDecoders:
             if removed := remove_abandoned(self._folder):
                 log.warning("%d uploads of a service that ended early were removed", removed)
         except OSError as error:
-            raise Internal(f"the folder of uploads cannot be used: {error.strerror}") from error
+            raise Internal(f"the upload folder cannot be used: {error.strerror}") from error
         await self.pool.start()
 
     async def close(self) -> None:
@@ -217,7 +221,7 @@ class SoundDecoders:
         if isinstance(source, LiveFeed):
             return
         if not source.size:
-            raise InvalidRequest("the file is empty: it has no bytes", param=PARAM)
+            raise InvalidRequest("the file is empty", param=PARAM)
         if raw:
             seconds = source.size / raw.frame_bytes / raw.sample_rate
             if seconds > self._max_seconds:

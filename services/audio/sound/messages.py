@@ -19,7 +19,7 @@ def too_long(max_seconds: float, seconds: float = 0.0) -> str:
     """Returns the error message for sound over the limit; `seconds` is its length if that is known."""
     length = f"{seconds:.0f} seconds" if seconds > max_seconds else f"over {max_seconds:g} seconds"
     most = f"at most {max_seconds:g} seconds are accepted at once (ALLM_MAX_AUDIO_SECONDS)"
-    return f"the sound is {length} long: {most}; split it"
+    return f"the audio is {length} long: {most}; split it"
 
 
 @dataclass(frozen=True, slots=True)

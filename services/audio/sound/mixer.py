@@ -129,11 +129,11 @@ class Mixer:
 def _resampler(frame: AudioFrame) -> Resampler:
     if not MIN_RATE <= frame.sample_rate <= MAX_RATE:
         raise Refusal(
-            f"the sound has a sample rate of {frame.sample_rate} Hz: {MIN_RATE} to {MAX_RATE} Hz can be decoded"
+            f"the audio has a sample rate of {frame.sample_rate} Hz: {MIN_RATE} to {MAX_RATE} Hz can be decoded"
         )
     try:
         return Resampler(frame)
     except FFmpegError as error:
         raise Refusal(
-            f"the sound has {frame.layout.nb_channels} channels, which cannot be mixed into one: send mono or stereo"
+            f"the audio has {frame.layout.nb_channels} channels, which cannot be mixed into one: send mono or stereo"
         ) from error

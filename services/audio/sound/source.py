@@ -34,12 +34,12 @@ class RawSound:
 
     def __post_init__(self) -> None:
         if not MIN_RATE <= self.sample_rate <= MAX_RATE:
-            message = f"sample_rate is {self.sample_rate}: it must be {MIN_RATE} to {MAX_RATE} Hz"
+            message = f"sample_rate must be {MIN_RATE} to {MAX_RATE} Hz, not {self.sample_rate}"
             raise InvalidRequest(message, param="sample_rate")
         if not 1 <= self.channels <= MAX_CHANNELS:
-            raise InvalidRequest(f"channels is {self.channels}: it must be 1 to {MAX_CHANNELS}", param="channels")
+            raise InvalidRequest(f"channels must be 1 to {MAX_CHANNELS}, not {self.channels}", param="channels")
         if self.encoding not in get_args(Encoding):
-            message = f"encoding is {self.encoding!r}: it must be one of {', '.join(get_args(Encoding))}"
+            message = f"encoding must be one of {', '.join(get_args(Encoding))}, not {self.encoding!r}"
             raise InvalidRequest(message, param="encoding")
 
     @property
@@ -67,7 +67,7 @@ class Upload:
             make_private(folder)
             self.path, self._file = _locked_file(folder)
         except OSError as error:
-            raise Internal(f"no upload can be kept: {error.strerror}") from error
+            raise Internal(f"an upload cannot be stored: {error.strerror}") from error
 
     def write(self, data: bytes) -> None:
         """Appends bytes. Raises RequestTooLarge over the limit, and Internal if the disk takes no more."""
@@ -79,7 +79,7 @@ class Upload:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:
-            raise Internal(f"the upload cannot be kept: {error.strerror}") from error
+            raise Internal(f"the upload cannot be stored: {error.strerror}") from error
         self.size += len(data)
 
     def read(self, count: int, offset: int) -> bytes:

@@ -176,7 +176,7 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> ReplicaR
     if not 1 <= len(name) <= MAX_REPLICA or not name.isprintable():
         raise InvalidRequest(f"'replica' must have 1 to {MAX_REPLICA} printable characters", param="replica")
     if len(request.statuses) > MAX_STATUSES:
-        raise InvalidRequest(f"a report may have {MAX_STATUSES} statuses", param="statuses")
+        raise InvalidRequest(f"'statuses' may have at most {MAX_STATUSES} entries", param="statuses")
     modality = read_modality(request.modality, "modality")
     complete = request.complete and not request.leaving
     if complete:
@@ -217,11 +217,14 @@ def _runtimes(request: model_service_pb2.ReportModelStatusRequest, modality: Mod
         if known and (
             known.capabilities & runtime.capabilities or replace(known, architectures=runtime.architectures) != runtime
         ):
-            raise InvalidRequest(f"two offers of the runtime {name!r} contradict each other", param="runtimes")
+            raise InvalidRequest(f"two entries of the runtime {name!r} contradict each other", param="runtimes")
         both = {**known.architectures, **runtime.architectures} if known else runtime.architectures
         runtimes[name] = replace(runtime, architectures=both)
         if len(runtimes) > MAX_RUNTIMES or len(both) > MAX_WORDS:
-            raise InvalidRequest(f"there may be {MAX_RUNTIMES} runtimes", param="runtimes")
+            raise InvalidRequest(
+                f"'runtimes' may have at most {MAX_RUNTIMES} entries, with {MAX_WORDS} architectures each",
+                param="runtimes",
+            )
     return tuple(runtimes.values())
 
 
@@ -235,7 +238,7 @@ def _words(param: str, words: Iterable[str]) -> list[str]:
     found = list(words)
     if len(found) > MAX_WORDS or not all(1 <= len(word) <= MAX_WORD for word in found):
         limits = f"at most {MAX_WORDS} names of 1 to {MAX_WORD} characters"
-        raise InvalidRequest(f"'{param}' must hold {limits}", param=param)
+        raise InvalidRequest(f"'{param}' may have {limits}", param=param)
     return found
 
 
@@ -253,4 +256,4 @@ def _status(message: model_pb2.ReplicaStatus) -> Status:
     try:
         return wire.read_status(short)
     except Internal as error:
-        raise InvalidRequest(f"a status cannot be read: {error.message}", param="statuses") from error
+        raise InvalidRequest(f"an entry of 'statuses' cannot be read: {error.message}", param="statuses") from error

@@ -138,7 +138,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         """Takes in a replica's heartbeat."""
         report = messages.read_report(request)
         if (role := own_role(call.identity)) not in {"", report.modality}:
-            raise Forbidden(f"A process of the role {role} cannot report for {report.modality}.")
+            raise Forbidden(f"A process with the role {role} cannot report for {report.modality}.")
         known = self._catalog.report(report)
         within = duration_pb2.Duration()
         within.FromMilliseconds(round(REPORT_WITHIN * 1000))

@@ -69,9 +69,13 @@ class Composition:
         if self.base:
             found = parse_source(self.base, roots, "base")
             if isinstance(found, HubSource) and found.file:
-                raise InvalidRequest(f"a base is a whole pipeline: {found.file[:200]} is one file", param="base")
+                raise InvalidRequest(
+                    f"'base' must be a whole pipeline; {found.file[:200]} is a single file", param="base"
+                )
         if len(self.loras) > MAX_LORAS:
-            raise InvalidRequest(f"a model may have {MAX_LORAS} LoRAs; {len(self.loras)} were given", param="loras")
+            raise InvalidRequest(
+                f"a model may have at most {MAX_LORAS} LoRAs; {len(self.loras)} were given", param="loras"
+            )
         seen: set[str] = set()
         for lora in self.loras:
             parse_source(lora.source, roots, "loras")
@@ -109,7 +113,7 @@ def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tup
     if _SINGLE in finding.tensors:
         parts.append(_base(finding, wanted.base, roots))
     elif wanted.base and not wanted.kept:
-        what = "a base is for a checkpoint of one file: a pipeline's folder has its own configuration"
+        what = "'base' is only for single-file checkpoints: a pipeline's folder has its own configuration"
         raise InvalidRequest(what, param="base")
     parts += [_lora(finding, choice, roots) for choice in wanted.loras]
     return tuple(parts)
@@ -133,7 +137,7 @@ def _base(finding: Finding, source: str, roots: Sequence[Path]) -> ModelPart:
             raise
         raise ModelNotReady(f"{what}: {error.message}") from error
     if manifest is None:
-        raise InvalidRequest(f"a base is the folder of a pipeline: {source[:200]} is one file", param="base")
+        raise InvalidRequest(f"'base' must be a pipeline's folder; {source[:200]} is a single file", param="base")
     return ModelPart(kind="base", source=source, manifest=manifest)
 
 

@@ -65,12 +65,12 @@ class Marked:
         if not isinstance(self.node, yaml.SequenceNode):
             self._fail("must be a list")
         if len(self.node.value) > most:
-            self._fail(f"may have {most} entries, and has {len(self.node.value)}")
+            self._fail(f"may have at most {most} entries, but has {len(self.node.value)}")
         return [Marked(node, f"{self.key}[{number}]") for number, node in enumerate(self.node.value)]
 
     def text(self) -> str:
         """Returns a text; an unquoted number counts as the text that is written."""
-        return str(self._scalar("a text").value)
+        return str(self._scalar("a string").value)
 
     def flag(self) -> bool:
         """Returns `true` or `false` as a bool."""
@@ -157,7 +157,7 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             self._refuse("aliases (*name) are not supported")
         if self._depth >= MAX_DEPTH:
-            self._refuse(f"mappings and lists may be {MAX_DEPTH} deep")
+            self._refuse(f"mappings and lists may be nested at most {MAX_DEPTH} levels deep")
         self._depth += 1
         try:
             return super().compose_node(parent, index)

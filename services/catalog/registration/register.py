@@ -202,7 +202,7 @@ def _format(text: str) -> Format:
     allowed = ", ".join(FORMATS)
     if not text:
         raise InvalidRequest(f"Missing required parameter: 'format'. It is one of {allowed}.", param="format")
-    raise InvalidRequest(f"the format {text!r} is not known: it must be one of {allowed}", param="format")
+    raise InvalidRequest(f"unknown format {text!r}: it must be one of {allowed}", param="format")
 
 
 def _check_runtime_change(found: Registration, change: Change) -> None:

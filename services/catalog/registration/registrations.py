@@ -312,7 +312,7 @@ class Registrations:
         """Returns a model's current registration. A new model with the same id does not count as the same."""
         now = self._models.get(found.id)
         if now is None or now.serial != found.serial:
-            raise ModelNotFound(f"The model `{found.id}` does not exist: it was deleted a moment ago.", param="model")
+            raise ModelNotFound(f"The model `{found.id}` does not exist: it was just deleted.", param="model")
         return now
 
     def _taken(self, name: str, holder: str, wanted_by: str) -> ModelExists:

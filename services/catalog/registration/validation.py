@@ -26,7 +26,9 @@ def check_id(name: str) -> None:
 def check_aliases(aliases: Sequence[str], model_id: str) -> None:
     """Checks that the names can be a model's aliases. Raises InvalidRequest with param `aliases`."""
     if len(aliases) > MAX_ALIASES:
-        raise InvalidRequest(f"a model may have {MAX_ALIASES} aliases; {len(aliases)} were given", param="aliases")
+        raise InvalidRequest(
+            f"a model may have at most {MAX_ALIASES} aliases; {len(aliases)} were given", param="aliases"
+        )
     seen = {model_id}
     for alias in aliases:
         _check(alias, "aliases")
@@ -91,7 +93,7 @@ def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> 
         what = f"must be one of {', '.join(DTYPES)}, not {engine.dtype[:100]!r}"
         raise InvalidRequest(f"'engine.dtype' {what}", param="engine.dtype")
     if engine.speculation.partition(":")[0] == "draft":
-        what = "must be off or ngram: guesses by a second model are not supported"
+        what = "must be off or ngram: draft models are not supported"
         raise Unsupported(f"'engine.speculation' {what}", param="engine.speculation")
     if engine.speculation and engine.speculation not in SPECULATIONS:
         what = f"must be one of {', '.join(SPECULATIONS)}, not {engine.speculation[:100]!r}"

@@ -211,7 +211,7 @@ def update(
 
 def _check_exclusive(given: list[str] | None, none: bool, options: str) -> None:
     if given and none:
-        raise Problem(f"{options} exclude each other")
+        raise Problem(f"{options} are mutually exclusive")
 
 
 @models_app.command()

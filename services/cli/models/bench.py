@@ -112,7 +112,7 @@ def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str)
     reasons = [f"{verdict.runtime}: {verdict.reason}" for verdict in verdicts if not asked or verdict.runtime == asked]
     if not reasons:
         reasons = [
-            f"there is no runtime {asked}; there are {', '.join(sorted({each.runtime for each in verdicts})) or 'none'}"
+            f"there is no runtime {asked}; known are {', '.join(sorted({each.runtime for each in verdicts})) or 'none'}"
         ]
     raise Problem(f"{model.id} cannot be measured: {'; '.join(dict.fromkeys(reasons))}")
 

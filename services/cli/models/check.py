@@ -56,8 +56,8 @@ class FilesReport:
         if self.problems:
             return [f"{name}: {problem}" for problem in self.problems]
         if not self.fetched:
-            what = f"its generation {self.generation}" if self.state in SERVING else "it"
-            return [f"{name}: {self.state}, nothing of {what} is fetched here{' yet' * (self.state not in HOPELESS)}"]
+            what = f"generation {self.generation}" if self.state in SERVING else "the model"
+            return [f"{name}: {self.state}, no files of {what} are fetched here{' yet' * (self.state not in HOPELESS)}"]
         what = f"{count_word(self.files, 'file')}, {bytes_word(self.size_bytes)} in {self.folder}"
         how = "compared by size"
         if self.hashed:

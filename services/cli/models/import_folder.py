@@ -148,7 +148,7 @@ def _entries(folder: Path) -> list[Path]:
     except OSError as error:
         raise Problem(f"{folder}: {error.strerror}") from error
     if len(entries) > MAX_ENTRIES:
-        raise Problem(f"{folder} has {len(entries)} entries; {MAX_ENTRIES} are allowed")
+        raise Problem(f"{folder} has {len(entries)} entries; at most {MAX_ENTRIES} are allowed")
     return entries
 
 

@@ -52,15 +52,15 @@ def show_model(page: Page, reply: model_service_pb2.GetModelResponse, *, all_fil
             ("quantization", model.quantization),
             ("capabilities", ", ".join(model.capabilities)),
             ("runtime", model.runtime),
-            ("asked for", model.asked_runtime),
-            ("run with", run_with(model)),
+            ("requested runtime", model.asked_runtime),
+            ("engine settings", run_with(model)),
             ("context", f"{model.context_tokens:,} tokens" if model.context_tokens else ""),
             ("size", f"{bytes_word(model.size_bytes)} ({model.size_bytes:,} bytes)"),
             ("source", model.source),
             ("revision", model.revision),
             ("base", model.base),
             ("LoRAs", ", ".join(f"{lora.source} (scale {lora.scale:g})" for lora in model.loras)),
-            ("drawn with", _drawn_with(model.image_defaults)),
+            ("image defaults", _defaults_word(model.image_defaults)),
             ("generation", str(model.generation)),
             ("kept in memory", "yes" if model.keep_loaded else "no"),
             ("registered", time_word(model.create_time)),
@@ -120,7 +120,7 @@ def time_word(moment: timestamp_pb2.Timestamp) -> str:
     return datetime.fromtimestamp(moment.seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _drawn_with(defaults: model_pb2.ImageDefaults) -> str:
+def _defaults_word(defaults: model_pb2.ImageDefaults) -> str:
     steps = [f"{defaults.steps} steps"] if defaults.HasField("steps") else []
     return ", ".join(steps + ([f"guidance {defaults.guidance:g}"] if defaults.HasField("guidance") else []))
 
@@ -204,7 +204,7 @@ def explain(page: Page, explained: model_service_pb2.ExplainModelResponse) -> No
         for verdict in resolution.runtimes:
             page.say(_sentence(verdict, resolution.device))
         if not resolution.runtimes:
-            page.say("It has no runtimes.")
+            page.say("No runtime is installed.")
         elif not any(verdict.chosen for verdict in resolution.runtimes):
             page.say("It uses none of them.")
         for replica in model.replicas:

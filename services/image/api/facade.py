@@ -134,7 +134,7 @@ class ImageUploads:
         """`limit_bytes`: the largest file; `room`: the memory for the files of all requests."""
         self._limit_bytes = limit_bytes
         self._room = room
-        self._places = Shares(at_once, holders="requests with images", unit="places", retry_seconds=RETRY_SECONDS)
+        self._places = Shares(at_once, holders="requests with images", unit="slots", retry_seconds=RETRY_SECONDS)
 
     @contextmanager
     def open(self, caller: Call) -> Iterator[Uploaded]:

@@ -80,7 +80,7 @@ def read_variation(
 def _common(config: image_pb2.ImageConfig) -> dict[str, Any]:
     kind = _KINDS.get(config.format)
     if kind is None:
-        raise InvalidRequest(f"'format' is {config.format}, which is not known.", param="format")
+        raise InvalidRequest(f"'format' has the unknown value {config.format}.", param="format")
 
     def given(name: str) -> Any:
         return getattr(config, name) if config.HasField(name) else None  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ def _answer(asked: Asked, task: Task) -> Answer:
         raise InvalidRequest("'partial_images' needs 'stream' true.", param="partial_images")
     quality = _one_of("quality", asked.quality, QUALITIES, "auto")
     if asked.steps is not None and quality != "auto":
-        raise InvalidRequest("'quality' and 'steps' exclude each other.", param="quality")
+        raise InvalidRequest("'quality' and 'steps' are mutually exclusive.", param="quality")
     return Answer(
         task=task,
         response_format=form,
@@ -271,7 +271,7 @@ def _output(asked: Asked) -> OutputFormat:
 def _check_background(asked: Asked) -> None:
     if asked.background == "transparent":
         raise Unsupported(
-            "'background' transparent is not supported: this server's images have no alpha.", param="background"
+            "'background' transparent is not supported: this server's images have no alpha channel.", param="background"
         )
     _one_of("background", asked.background, {"auto": "auto", "opaque": "opaque"}, "auto")
 

@@ -23,18 +23,18 @@ def check(request: Generate, runtime: Runtime) -> int:
     _within("steps", parameters.steps, 1, ready.max_steps)
     _within("partial_images", request.partials, 0, MAX_PARTIALS)
     if ready.guidance.minimum == ready.guidance.maximum != parameters.guidance:
-        raise EngineError("UNSUPPORTED", "this model takes no guidance", "guidance")
+        raise EngineError("UNSUPPORTED", "this model does not support guidance", "guidance")
     _within("guidance", parameters.guidance, ready.guidance.minimum, ready.guidance.maximum)
     if parameters.scheduler not in ready.schedulers:
         known = ", ".join(ready.schedulers)
-        raise EngineError("INVALID_REQUEST", f"this model has no scheduler of that name; it has {known}", "scheduler")
+        raise EngineError("INVALID_REQUEST", f"'scheduler' must be one of {known}", "scheduler")
     _check_image(parameters, request.draft, ready)
     return _check_prompts(parameters, request.draft, runtime)
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # also true for NaN
-        raise EngineError("INVALID_REQUEST", f"{name} must be from {least:g} to {most:g}, not {value:g}", name)
+        raise EngineError("INVALID_REQUEST", f"'{name}' must be from {least:g} to {most:g}, not {value:g}", name)
 
 
 def _check_size(parameters: Parameters, ready: PipelineReady) -> None:
@@ -42,13 +42,13 @@ def _check_size(parameters: Parameters, ready: PipelineReady) -> None:
     asked = f"{parameters.width}x{parameters.height}"
     for side in (parameters.width, parameters.height):
         if side % sizes.multiple_of:
-            message = f"both sides must be multiples of {sizes.multiple_of} pixels: {asked} is not"
+            message = f"width and height must be multiples of {sizes.multiple_of} pixels, not {asked}"
             raise EngineError("INVALID_REQUEST", message, "size")
         if not sizes.min_side <= side <= sizes.max_side:
             message = f"this model makes images with sides from {sizes.min_side} to {sizes.max_side}, not {asked}"
             raise EngineError("INVALID_REQUEST", message, "size")
     if parameters.width * parameters.height > sizes.max_pixels:
-        message = f"{asked} are more than the {sizes.max_pixels} pixels that this model makes"
+        message = f"{asked} is more than the {sizes.max_pixels} pixels that this model makes"
         raise EngineError("INVALID_REQUEST", message, "size")
 
 
@@ -58,7 +58,7 @@ def _check_image(parameters: Parameters, draft: Draft, ready: PipelineReady) -> 
     if draft.mask is not None and draft.image is None:
         raise EngineError("INVALID_REQUEST", "a mask needs an image", "mask")
     if mode not in ready.modes:
-        message = f"this model can do {', '.join(ready.modes)}, but not {mode}"
+        message = f"this model supports {', '.join(ready.modes)}, not {mode}"
         raise EngineError("UNSUPPORTED", message, "prompt" if mode == "text_to_image" else "image")
     if draft.image is not None and len(draft.image) != 3 * pixels:
         raise EngineError(
@@ -69,16 +69,16 @@ def _check_image(parameters: Parameters, draft: Draft, ready: PipelineReady) -> 
     if draft.image is None:
         return
     if not 0 < strength <= 1:
-        message = f"strength must be above 0 and at most 1, not {strength:g}"
+        message = f"'strength' must be above 0 and at most 1, not {strength:g}"
         raise EngineError("INVALID_REQUEST", message, "strength")
     if int(parameters.steps * strength) < 1:
-        message = f"a strength of {strength:g} leaves none of {parameters.steps} steps"
+        message = f"'strength' {strength:g} of {parameters.steps} steps is less than one step"
         raise EngineError("INVALID_REQUEST", message, "strength")
 
 
 def _check_prompts(parameters: Parameters, draft: Draft, runtime: Runtime) -> int:
     if draft.negative and not runtime.ready.negative:
-        raise EngineError("UNSUPPORTED", "this model takes no negative prompt", "negative_prompt")
+        raise EngineError("UNSUPPORTED", "this model does not support negative prompts", "negative_prompt")
     if draft.negative and parameters.guidance <= 1:
         message = f"a negative prompt has no effect at a guidance of {parameters.guidance:g}: it must be above 1"
         raise EngineError("INVALID_REQUEST", message, "negative_prompt")

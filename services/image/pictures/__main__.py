@@ -16,7 +16,7 @@ try:
 
     from services.image.pictures import codec
 except ModuleNotFoundError as error:
-    UNUSABLE = f"pictures cannot be read here: the Python package {error.name!r} is not installed"
+    UNUSABLE = f"images cannot be read here: the Python package {error.name!r} is not installed"
 else:
     UNUSABLE = ""
     PLUGINS = (JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin)
@@ -40,7 +40,7 @@ def _prepare(channel: BlockingChannel[ToCodec]) -> child.ChildWork:
         memory_bytes=MEMORY_BYTES + BYTES_PER_PIXEL * allowed.max_pixels,
         cpu_seconds=lambda _: CPU_SECONDS,
         answer=lambda order: _answer(order, allowed.max_pixels),
-        no_memory="the picture needs more memory than a codec may have",
+        no_memory="the image needs more memory than a codec is allowed",
     )
 
 

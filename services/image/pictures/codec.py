@@ -104,7 +104,7 @@ def _upright(data: bytes, param: str, max_pixels: int) -> Image.Image:
         image.load()
         return ImageOps.exif_transpose(image)
     except MemoryError as error:
-        raise Refusal(f"'{param}' needs more memory to be decoded than a decoder may have.", param) from error
+        raise Refusal(f"'{param}' needs more memory to be decoded than a decoder is allowed.", param) from error
     except Refusal:
         raise
     except Exception as error:
@@ -119,10 +119,10 @@ def _check_pixels(size: tuple[int, int] | None, param: str, max_pixels: int) -> 
         return
     width, height = size
     if not width or not height:
-        raise Refusal(f"'{param}' is damaged: it is {width}x{height} pixels large.", param)
+        raise Refusal(f"'{param}' is damaged: it claims to have {width}x{height} pixels.", param)
     if width * height > max_pixels:
         message = f"'{param}' has {width * height} pixels ({width}x{height})"
-        raise Refusal(f"{message}; at most {max_pixels} are taken (ALLM_MAX_IMAGE_PIXELS).", param)
+        raise Refusal(f"{message}; at most {max_pixels} are allowed (ALLM_MAX_IMAGE_PIXELS).", param)
 
 
 def _alpha(image: Image.Image) -> Image.Image | None:
@@ -147,7 +147,7 @@ def _mask(data: bytes, size: tuple[int, int], max_pixels: int) -> Image.Image:
     mask = _upright(data, "mask", max_pixels)
     if mask.size != size:
         mine, its = f"{mask.width}x{mask.height}", f"{size[0]}x{size[1]}"
-        raise Refusal(f"'mask' is {mine} pixels large; it must have the size of 'image', {its}.", "mask")
+        raise Refusal(f"'mask' has {mine} pixels; it must have the size of 'image', {its}.", "mask")
     alpha = _alpha(mask)
     if alpha is None:
         raise Refusal("'mask' has no alpha channel: its transparent areas mark where to edit the image.", "mask")

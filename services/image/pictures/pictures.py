@@ -27,7 +27,7 @@ class Codecs:
             module=MODULE,
             messages=FromCodec,
             name="picture codec",
-            kind="the picture codec",
+            kind="the image codec",
             first=Allow(max_pixels),
             most_orders=FILES,
         )
@@ -36,7 +36,7 @@ class Codecs:
             most=most,
             queue=queue,
             seconds=seconds,
-            busy=lambda waiting: f"{most} pictures are being processed and {waiting} wait (ALLM_IMAGE_QUEUE)",
+            busy=lambda waiting: f"{most} images are being processed and {waiting} wait (ALLM_IMAGE_QUEUE)",
         )
         self._seconds = seconds
 
@@ -53,7 +53,7 @@ class Codecs:
                 async with asyncio.timeout(self._seconds), self.pool.process(order) as process:
                     return await process.answer(kind, OrderRefused)
             except TimeoutError as error:
-                raise Timeout(f"a picture took longer than {self._seconds:g} seconds to be read or written") from error
+                raise Timeout(f"an image took longer than {self._seconds:g} seconds to be read or written") from error
 
 
 class Pictures:
@@ -96,7 +96,7 @@ class Pictures:
         try:
             answer = await self._readers.run(order, DecodedPicture)
         except ConfinedGone as gone:
-            raise InvalidRequest("'image' cannot be decoded: it crashes the decoder.", param="image") from gone
+            raise InvalidRequest("'image' cannot be decoded: it crashed the decoder.", param="image") from gone
         if isinstance(answer, OrderRefused):
             raise InvalidRequest(answer.message, param=answer.param or "image")
         return answer
@@ -106,7 +106,7 @@ class Pictures:
         try:
             answer = await self._writers.run(order, EncodedPicture)
         except ConfinedGone as gone:
-            raise Internal("a picture codec ended while it wrote a result") from gone
+            raise Internal("the image codec ended while it encoded a result") from gone
         if isinstance(answer, OrderRefused):
-            raise Internal(f"a result could not be written: {answer.message}")
+            raise Internal(f"a result could not be encoded: {answer.message}")
         return answer.data

@@ -113,7 +113,7 @@ def _own_code(document: dict[str, Any], model_type: str) -> str:
         wanted = {part: name for part, name in wanted.items() if part.startswith(("AutoModel", "AutoConfig"))}
     if not wanted:
         return ""
-    return f"auto_map in {CONFIG} asks for code of the model's own, which is never run: {repr(wanted)[:300]}"
+    return f"auto_map in {CONFIG} asks for the model's own code, which is never run: {repr(wanted)[:300]}"
 
 
 def _unknown_dtype(document: dict[str, Any]) -> str:

@@ -111,7 +111,7 @@ def components(index: dict[str, object]) -> Iterator[Component]:
         if isinstance(value, list) and None not in value and any(isinstance(each, str) for each in value)
     ]
     if len(names) > MAX_COMPONENTS:
-        raise ModelInvalid(f"{INDEX} names {len(names)} components; {MAX_COMPONENTS} are allowed")
+        raise ModelInvalid(f"{INDEX} names {len(names)} components; at most {MAX_COMPONENTS} are allowed")
     for name in names:
         match index[name]:
             case [str(library), str(kind)] if library and kind and _FOLDER.fullmatch(name):

@@ -25,7 +25,7 @@ def read_bytes(tree: FileTree, path: str, limit: int) -> bytes:
     if entry is None:
         raise ModelInvalid(f"{path} is missing")
     if entry.size > limit:
-        raise ModelInvalid(f"{path} has {entry.size} bytes; {limit} are allowed")
+        raise ModelInvalid(f"{path} has {entry.size} bytes; at most {limit} are allowed")
     with reading(tree, path) as file:
         data = read_fully(file, entry.size)
     if len(data) < entry.size:

@@ -26,7 +26,7 @@ def split_of(path: str) -> Split:
         return (path,)
     number, count = int(match["number"]), int(match["count"])
     if not 1 <= number <= count:
-        raise ModelInvalid(f"{path} says that it is shard {number} of {count}")
+        raise ModelInvalid(f"{path} is shard {number} of {count} by its name, which is impossible")
     stem, suffix = match["stem"], match["suffix"]
     return tuple(f"{stem}-{one:05}-of-{count:05}{suffix}" for one in range(1, count + 1))
 
@@ -118,7 +118,7 @@ def _check_split(split: Split, headers: list[GgufHeader]) -> None:
     total = headers[0].metadata.get("split.tensors.count")
     held = sum(header.tensors for header in headers)
     if count > 1 and isinstance(total, int) and total != held:
-        raise ModelInvalid(f"{split[0]} says that there are {total} tensors; all shards together hold {held}")
+        raise ModelInvalid(f"{split[0]} says that there are {total} tensors; all shards together have {held}")
 
 
 def _capability(header: GgufHeader) -> str:

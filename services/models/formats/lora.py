@@ -108,8 +108,8 @@ def check_fit(lora: LoraFile, model: Mapping[str, Tensors]) -> None:
         if widths and _KEYS.fullmatch(name) and change.inputs not in widths:
             theirs = ", ".join(map(str, sorted(widths)))
             raise ModelInvalid(
-                f"{path} was made for another model: {name} in it takes prompts {change.inputs} numbers wide, this "
-                f"model has {theirs}"
+                f"{path} was made for another model: {name} in it expects prompt embeddings of width {change.inputs}, "
+                f"this model has {theirs}"
             )
     if "" not in model:
         _check_matrices(lora, model)
@@ -127,8 +127,8 @@ def _check_matrices(lora: LoraFile, model: Mapping[str, Tensors]) -> None:
                 unknown.append(name)
         elif (shape[0], shape[1]) != (change.outputs, change.inputs):
             raise ModelInvalid(
-                f"{path} was made for another model: {name} in it is for {change.outputs}x{change.inputs} numbers, "
-                f"this model has {shape[0]}x{shape[1]}"
+                f"{path} was made for another model: {name} in it changes a {change.outputs}x{change.inputs} matrix, "
+                f"which is {shape[0]}x{shape[1]} in this model"
             )
     if unknown:
         what = f"{len(unknown)} of its {len(lora.changes)} matrices are not in this one, such as {min(unknown)}"
@@ -174,7 +174,7 @@ def _changes(tensors: Tensors, path: str) -> dict[str, _Change]:
         found[match["module"]] = _Change(inputs=down.shape[1], outputs=up.shape[0])
     for mark, kind in _OTHERS.items():
         if any(mark in name for name in tensors):
-            raise ModelInvalid(f"{path} holds {kind}, which is not LoRA and not supported")
+            raise ModelInvalid(f"{path} contains {kind}, which is not LoRA and not supported")
     if not found:
         raise ModelInvalid(f"{path} is not a LoRA: it has no pairs of small matrices, such as lora_A and lora_B")
     return found

@@ -66,12 +66,12 @@ def layout_of(tensors: Tensors, path: str) -> Layout:
         known = "Stable Diffusion 1.x, 2.x, XL, 3 and 3.5, and Flux"
         raise Unsupported(
             f"{path} is not a checkpoint in a known layout, such as the original ones of {known}. "
-            "A pipeline of diffusers is registered as a folder, a LoRA with a model that it belongs to",
+            "Register a diffusers pipeline as a folder, and a LoRA with the model that it belongs to",
             param="source",
         )
     if absent := layout.missing(tensors):
         raise ModelInvalid(
-            f"{path} ({layout.name}) holds no weights of {', '.join(absent)}: from a base come only configuration and "
+            f"{path} ({layout.name}) has no weights of {', '.join(absent)}: a base provides only configuration and "
             "tokenizers, so all weights must be in the file"
         )
     return layout
@@ -83,7 +83,7 @@ def _stable_diffusion(tensors: Tensors, path: str) -> Layout | None:
     channels = shape[1] if len(shape) > 1 else 0
     if channels not in (_PLAIN_CHANNELS, _INPAINTING_CHANNELS):
         taken = f"{_PLAIN_CHANNELS} or, for inpainting, {_INPAINTING_CHANNELS}"
-        raise Unsupported(f"{path} takes {channels} channels of latents; {taken} are known", param="source")
+        raise Unsupported(f"{path} has {channels} latent input channels; {taken} are supported", param="source")
     masks = channels == _INPAINTING_CHANNELS
     if "edm_mean" in tensors:
         return _XL_PLAYGROUND

@@ -72,7 +72,7 @@ def _folders(tree: FileTree) -> list[tuple[str, str]]:
     """Returns the folder and class of every module that has a folder."""
     modules = read_list(tree, MODULES)
     if len(modules) > MAX_MODULES:
-        raise ModelInvalid(f"{MODULES} names {len(modules)} modules; {MAX_MODULES} are allowed")
+        raise ModelInvalid(f"{MODULES} names {len(modules)} modules; at most {MAX_MODULES} are allowed")
     found = []
     for module in modules:
         folder = module.get("path") if isinstance(module, dict) else None

@@ -74,7 +74,7 @@ def _header(file: BinaryIO, path: str, size: int) -> bytes:
     length = int.from_bytes(begin[:8], "little")
     if length > MAX_HEADER:
         raise ModelInvalid(
-            f"{path} is not a safetensors file: it claims a header of {length} bytes; {MAX_HEADER} are allowed"
+            f"{path} is not a safetensors file: it claims a header of {length} bytes; at most {MAX_HEADER} are allowed"
         )
     if size < 8 + length:
         raise ModelInvalid(f"{path} is cut off: it has {size} bytes; its header alone takes {8 + length}")

@@ -204,7 +204,7 @@ def _pickle(archive: zipfile.ZipFile, path: str) -> bytes:
         if entry.header_offset + entry.file_size > archive.start_dir:
             raise ModelInvalid(f"{path} is corrupt: {entry.filename[:100]} in it continues past its end")
     if found[0].file_size > MAX_PICKLE:
-        raise ModelInvalid(f"{path}: data.pkl in it has {found[0].file_size} bytes; {MAX_PICKLE} are allowed")
+        raise ModelInvalid(f"{path}: data.pkl in it has {found[0].file_size} bytes; at most {MAX_PICKLE} are allowed")
     return archive.read(found[0])
 
 

@@ -97,7 +97,7 @@ class HubTree:
         if not isinstance(siblings, list) or not all(isinstance(sibling, dict) for sibling in siblings):
             raise ModelInvalid(f"{remote}: the hub at {shown_endpoint()} lists no files")
         if len(siblings) > MAX_FILES:
-            raise ModelInvalid(f"{remote} has {len(siblings)} files; {MAX_FILES} are allowed")
+            raise ModelInvalid(f"{remote} has {len(siblings)} files; at most {MAX_FILES} are allowed")
         files = [_file(remote, sibling) for sibling in siblings]
         shown = {file.path: file for file in files if not any(part.startswith(".") for part in file.path.split("/"))}
         return cls(source.repository, revision, dict(sorted(shown.items())))

@@ -54,7 +54,7 @@ def parse_source(text: str, roots: Sequence[Path], param: str = "source") -> Sou
     if not text:
         raise InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
     if len(text) > MAX_SOURCE:
-        raise InvalidRequest(f"a source may have {MAX_SOURCE} characters", param=param)
+        raise InvalidRequest(f"a source may have at most {MAX_SOURCE} characters", param=param)
     if text.startswith("hf://"):
         return _hub(text, param)
     if text.startswith("file://"):

@@ -225,7 +225,7 @@ class _FormReader:
         if len(self._value) + end - start > MAX_FIELD_BYTES:
             raise InvalidRequest(f"'{self._name}' is longer than {MAX_FIELD_BYTES} bytes.", param=self._name)
         if self._fields_bytes > MAX_FIELDS_BYTES:
-            raise InvalidRequest(f"the fields of the multipart form are longer than {MAX_FIELDS_BYTES} bytes together")
+            raise InvalidRequest(f"the fields of the multipart form are longer than {MAX_FIELDS_BYTES} bytes in all")
         self._value += data[start:end]
 
     def _close(self) -> None:

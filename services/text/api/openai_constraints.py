@@ -63,7 +63,7 @@ def constrained(given: ConstraintBody, output: OutputFormat) -> tuple[OutputForm
             found[name] = convert(value, name)
     if len(found) > 1:
         first, second, *_ = found
-        raise InvalidRequest(f"'{first}' and '{second}' exclude each other.", param=second)
+        raise InvalidRequest(f"'{first}' and '{second}' are mutually exclusive.", param=second)
     name, output = next(iter(found.items()), (FORMAT, output))
     return output, {} if name == FORMAT else {FORMAT: name}
 
@@ -72,7 +72,7 @@ def _schema(value: str | Mapping[str, Any], name: str) -> OutputFormat:
     schema: Any = value
     if isinstance(value, str):
         if len(value) > MAX_BYTES:
-            raise InvalidRequest(f"'{name}' has {len(value)} characters; {MAX_BYTES} are allowed.", param=name)
+            raise InvalidRequest(f"'{name}' has {len(value)} characters; at most {MAX_BYTES} are allowed.", param=name)
         try:
             schema = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:

@@ -76,7 +76,7 @@ def refuse_others(parameters: Iterable[tuple[str, Any, tuple[Any, ...]]]) -> Non
     """
     for name, value, allowed in parameters:
         if value is not None and value not in allowed:
-            raise Unsupported(f"'{name}' is not supported by this server in this form.", param=name)
+            raise Unsupported(f"'{name}' is not supported by this server with this value.", param=name)
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -85,5 +85,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
         message = f"'metadata' has {len(metadata)} pairs; at most {MAX_METADATA_PAIRS} are allowed."
         raise InvalidRequest(message, param="metadata")
     if any(len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE for key, value in metadata.items()):
-        message = f"'metadata' may have keys of {MAX_METADATA_KEY} characters and values of {MAX_METADATA_VALUE}."
+        message = (
+            f"'metadata' may have keys of up to {MAX_METADATA_KEY} characters, values of up to {MAX_METADATA_VALUE}."
+        )
         raise InvalidRequest(message, param="metadata")

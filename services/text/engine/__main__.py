@@ -163,7 +163,7 @@ def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
         return prompt  # it is refused for its length
     for token in prompt:
         if not 0 <= token < runtime.ready.vocabulary:
-            message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
+            message = f"the prompt contains token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
             raise EngineError("INVALID_REQUEST", message, "prompt")
     return prompt
 

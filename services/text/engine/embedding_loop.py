@@ -224,7 +224,9 @@ def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tok
         if not len(tokens):
             raise EngineError("INVALID_REQUEST", f"'{name}' has no tokens.", name)
         if len(tokens) > limit:
-            message = f"'{name}' has {len(tokens)} tokens, but this model takes at most {limit}; nothing is cut off."
+            message = (
+                f"'{name}' has {len(tokens)} tokens, but this model takes at most {limit}; inputs are not truncated."
+            )
             raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, name)
         total += len(tokens)
         check_total(total, embed.param)
@@ -247,7 +249,7 @@ def check_size(content: str | list[int], limit: int, name: str) -> None:
     else:
         size, most, unit = len(content), limit, "tokens"
     if size > most:
-        message = f"'{name}' has {size} {unit}, but this model takes at most {limit} tokens; nothing is cut off."
+        message = f"'{name}' has {size} {unit}, but this model takes at most {limit} tokens; inputs are not truncated."
         raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, name)
 
 
@@ -255,6 +257,6 @@ def _given(encoder: Encoder, tokens: list[int], name: str) -> Tokens:
     vocabulary = encoder.ready.vocabulary
     for token in tokens:
         if not 0 <= token < vocabulary:
-            message = f"'{name}' names token {token}; this model's tokens are 0 to {vocabulary - 1}."
+            message = f"'{name}' contains token {token}; this model's tokens are 0 to {vocabulary - 1}."
             raise EngineError("INVALID_REQUEST", message, name)
     return np.array(tokens, np.int32)

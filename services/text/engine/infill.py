@@ -13,7 +13,7 @@ def infilled(runtime: Runtime, prompt: list[int], suffix: str) -> list[int]:
     tokens for filling in.
     """
     if runtime.ready.infill is None:
-        raise EngineError("UNSUPPORTED", "the model has no tokens for filling in", "suffix")
+        raise EngineError("UNSUPPORTED", "the model has no tokens for fill-in-the-middle", "suffix")
     before, between, after = runtime.ready.infill
     start = runtime.tokenize("")
     begun = prompt[len(start) :] if prompt[: len(start)] == start else prompt

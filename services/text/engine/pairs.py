@@ -40,7 +40,7 @@ def _tokenized(reranker: Reranker, rank: Rank) -> Generator[None, None, list[Tok
         if len(tokens) > limit:
             message = (
                 f"'{name}' has {len(tokens)} tokens together with its query, but this model takes at most {limit}; "
-                "nothing is cut off."
+                "inputs are not truncated."
             )
             raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, name)
         total += len(tokens)

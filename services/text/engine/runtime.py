@@ -62,7 +62,7 @@ def check_tokens(params: SamplingParams, vocabulary: int) -> None:
     for param, tokens in named.items():
         bad = [token for token in tokens if not 0 <= token < vocabulary]
         if bad:
-            message = f"{param} names token {bad[0]}; this model's tokens are 0 to {vocabulary - 1}"
+            message = f"{param} contains token {bad[0]}; this model's tokens are 0 to {vocabulary - 1}"
             raise EngineError("INVALID_REQUEST", message, param)
 
 

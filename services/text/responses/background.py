@@ -81,7 +81,7 @@ class Background:
             await record.fail(failure_of(error))
         except asyncio.CancelledError:
             if self._closing:
-                why = Failure(code="INTERNAL", message="the service was stopped meanwhile; try again")
+                why = Failure(code="INTERNAL", message="the service was stopped; try again")
                 await record.fail(why, wait=False)
             raise
         except Exception:

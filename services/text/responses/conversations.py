@@ -16,7 +16,7 @@ PREFIX = "conv_"  # of every conversation's id, and of no response's
 STATUS = "conversation"  # of its record, which lies among the responses and shares their limits and expiry
 MAX_ADDED = 20  # items of one request that adds some
 MAX_BYTES = 32 * 1024 * 1024  # of all items that one response may continue
-OFF = "this server keeps no conversations (ALLM_STORE=off)"
+OFF = "this server does not store conversations (ALLM_STORE=off)"
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class Conversations:
 
     def _kept(self, conversation_id: str = PREFIX) -> ConversationStore:
         if self._store is None:
-            raise Unsupported(f"Conversations are not possible: {OFF}", param="conversation")
+            raise Unsupported(f"Conversations are not supported: {OFF}", param="conversation")
         if not conversation_id.startswith(PREFIX):
             raise not_found(conversation_id)
         return self._store

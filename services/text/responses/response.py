@@ -178,7 +178,9 @@ def new_id(kind: Literal["resp", "conv", "msg", "rs", "fc", "fco"]) -> str:
 def given_id(given: str | None, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
     """Returns the caller's id, or a new one if the caller gave none. Raises InvalidRequest if the id is too long."""
     if given and len(given) > MAX_ID:
-        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
+        raise InvalidRequest(
+            f"'{param}' has an id of {len(given)} characters; at most {MAX_ID} are allowed.", param=param
+        )
     return given or new_id(kind)
 
 

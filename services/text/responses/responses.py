@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS = 3600.0
 FOLLOW_SECONDS = 0.1  # between two polls for new events of a background response
 FOLLOWED_AT_ONCE = 256  # events
-OFF = "this server keeps no responses (ALLM_STORE=off)"
+OFF = "this server does not store responses (ALLM_STORE=off)"
 _GUIDING = ("system", "developer")
 
 FirstEvents = list[tuple[int, AnswerEvent]]
@@ -191,7 +191,7 @@ class Responses:
         while True:
             response = await store.get(client, response_id)  # read before its events, so that none is missed
             if not response.settings.streamed:
-                message = "Only a response that was made with 'background' and 'stream' can be streamed later."
+                message = "Only a response that was created with 'background' and 'stream' can be streamed later."
                 raise InvalidRequest(message, param="stream")
             events = await store.events(client, response_id, after, FOLLOWED_AT_ONCE)
             if events:
@@ -222,7 +222,7 @@ class Responses:
             wanted = {"store": settings.store, "background": settings.background}
             for name, value in wanted.items():
                 if value:
-                    raise Unsupported(f"'{name}' is not possible: {OFF}", param=name)
+                    raise Unsupported(f"'{name}' is not supported: {OFF}", param=name)
         store = self._store is not None and settings.store is not False
         if settings.background and not store:
             raise InvalidRequest("'background' needs 'store'.", param="background")
@@ -239,7 +239,7 @@ class Responses:
             before = await self.conversations.items(client, settings.conversation)
         elif settings.previous_response_id:
             if self._store is None:
-                raise Unsupported(f"'previous_response_id' is not possible: {OFF}", param="previous_response_id")
+                raise Unsupported(f"'previous_response_id' is not supported: {OFF}", param="previous_response_id")
             if settings.previous_response_id.startswith(PREFIX):
                 raise gap(settings.previous_response_id, within=False)
             before = await self._store.conversation(client, settings.previous_response_id)

@@ -34,7 +34,7 @@ failure_of = msgspec.json.Decoder(Failure).decode
 item_of = msgspec.json.Decoder[Item](Item).decode
 event_of = msgspec.json.Decoder[Event](Event).decode
 
-ORPHANED = Failure(code="INTERNAL", message="the replica that made the response is gone; try again")
+ORPHANED = Failure(code="INTERNAL", message="the replica that generated the response is gone; try again")
 
 
 class ResponseStore(Protocol):
@@ -153,7 +153,7 @@ def check_size(size: int, most: int) -> None:
     if size >= allowed:
         reason = "ALLM_STORE_BYTES" if allowed == most else "the limit of your key"
         raise InvalidRequest(
-            f"Your stored responses have {size} bytes, and {allowed} are allowed ({reason}): delete some, or send "
+            f"Your stored responses have {size} bytes; at most {allowed} are allowed ({reason}): delete some, or send "
             "'store': false.",
             param="store",
         )
@@ -161,5 +161,5 @@ def check_size(size: int, most: int) -> None:
 
 def crowded(running: int) -> Overloaded:
     """Returns the error for a client that has too many background responses."""
-    message = f"{running} responses wait or run in the background; {MAX_BACKGROUND} are allowed"
+    message = f"{running} responses wait or run in the background; at most {MAX_BACKGROUND} are allowed"
     return Overloaded(message, retry_after=5)

@@ -352,7 +352,7 @@ async def test_refusals_name_the_parameter(client: AsyncOpenAI, core: ScriptedTr
         ({"beam_size": 0}, "beam_size", "from 1 to 10"),
         ({"beam_size": 1.5}, "beam_size", "a whole number"),
         ({"vad_filter": "x"}, "vad_filter", "'true' or 'false'"),
-        ({"vad_filter": False, "chunking_strategy": "auto"}, "vad_filter", "exclude each other"),
+        ({"vad_filter": False, "chunking_strategy": "auto"}, "vad_filter", "mutually exclusive"),
         ({"chunking_strategy": "none"}, "chunking_strategy", "'auto' or an object"),
         ({"chunking_strategy": {"type": "x"}}, "chunking_strategy.type", "must be 'server_vad', not 'x'"),
         ({"chunking_strategy": {"threshold": 0.5}}, "chunking_strategy.type", "must be 'server_vad'"),

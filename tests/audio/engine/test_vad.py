@@ -78,7 +78,7 @@ def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         return None if name == vad.PACKAGE else find(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", none)
-    with pytest.raises(EngineError, match=r"needs faster-whisper.*switch it off") as error:
+    with pytest.raises(EngineError, match=r"needs the package faster-whisper") as error:
         SpeechMeter()
     assert error.value.code == "UNSUPPORTED"
 

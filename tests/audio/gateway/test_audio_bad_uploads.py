@@ -122,7 +122,7 @@ def tone(seconds: float, rate: int) -> bytes:
     ("file", "says"),
     [
         (("nothing.wav", b""), "empty"),
-        (("letter.mp3", TEXT), "not decoded here"),
+        (("letter.mp3", TEXT), "in an unsupported format"),
         (("header.wav", wav(b"")[:20]), ""),
         (("crowd.wav", wav(tone(0.5, RATE) * 200, channels=200)), "200"),
         (("noise.mp4", bytes(range(256)) * 400), ""),

@@ -45,10 +45,10 @@ async def test_raw_sound_that_models_take_as_it_is_is_not_changed(pool: Pool) ->
 
 @pytest.mark.parametrize(
     ("raw", "left"),
-    [(RawSound(16000), "1 byte of 2 is"), (RawSound(8000, 2), "1 bytes are left over of 4")],
+    [(RawSound(16000), "1 of 2 bytes"), (RawSound(8000, 2), "1 of 4 bytes")],
 )
 async def test_raw_sound_that_ends_within_a_sample_is_refused(pool: Pool, raw: RawSound, left: str) -> None:
-    assert f"ends within a sample: {left}" in await pool.refusal(bytes(32001), raw)
+    assert f"ends within a sample, after {left}" in await pool.refusal(bytes(32001), raw)
 
 
 async def test_channels_are_mixed_not_picked(pool: Pool) -> None:
@@ -83,7 +83,7 @@ async def test_a_rate_that_no_sound_has_is_refused_by_its_number(pool: Pool, rat
 
 
 async def test_an_empty_file_is_refused_as_empty(pool: Pool) -> None:
-    assert await pool.refusal(b"") == "the file is empty: it has no bytes"
+    assert await pool.refusal(b"") == "the file is empty"
     assert "empty" in await pool.refusal(b"", RawSound(8000))
 
 
@@ -168,7 +168,7 @@ async def test_a_file_of_tags_alone_is_not_gone_through(pool: Pool) -> None:
     """The data after the first tags does not matter: it is not read."""
     empty = b"ID3\x03\x00\x00\x00\x00\x00\x00"
     assert likeness(await pool.decode(empty * 3 + encoded("mp3")))[0] > 0.99
-    assert "Formats: wav" in await pool.refusal(empty * 200_000 + encoded("mp3"))
+    assert "Supported formats: wav" in await pool.refusal(empty * 200_000 + encoded("mp3"))
 
 
 async def test_a_picture_of_a_video_is_not_looked_at(pool: Pool) -> None:
@@ -176,7 +176,7 @@ async def test_a_picture_of_a_video_is_not_looked_at(pool: Pool) -> None:
 
 
 async def test_a_video_without_sound_is_refused(pool: Pool) -> None:
-    assert "no audio stream in this matroska" in await pool.refusal(with_video(sound=False))
+    assert "this matroska has no audio stream" in await pool.refusal(with_video(sound=False))
 
 
 async def test_a_codec_that_is_not_decoded_here_is_named(pool: Pool) -> None:

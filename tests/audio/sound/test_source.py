@@ -65,7 +65,7 @@ def test_an_upload_can_be_read_after_its_name_is_gone(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Internal, match="no upload can be kept: "):
+    with pytest.raises(Internal, match="an upload cannot be stored: "):
         Upload(tmp_path / "file", 10)
 
 

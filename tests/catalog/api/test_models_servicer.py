@@ -333,7 +333,7 @@ async def test_unavailable_runtime_is_refused_and_available_ones_are_named(tmp_p
         assert "no text service is running" in error.message
         await service.report(complete=True, runtimes=[torch(), llama_cpp()])
         error = await refusal(load(service, "m", "vllm"))
-        assert "'vllm'; available are: llama_cpp, torch" in error.message
+        assert "'vllm'; available: llama_cpp, torch" in error.message
         assert not (await service.get("m")).keep_loaded
 
 

@@ -245,7 +245,7 @@ async def test_invalid_entries_are_reported_and_block_no_other(declared: Declare
         reported = {problem["model"]: problem for problem in found["problems"]}
         assert reported.keys() == {"b", "c", "d", "e", "f"}
         for model_id, key, words in (
-            ("b", "format", "the format 'onnx' is not known"),
+            ("b", "format", "unknown format 'onnx'"),
             ("c", "source", "missing.gguf: there is no such file or folder"),
             ("d", "aliases", "the alias 'a' is already an id in this file"),
             ("e", "runtime", "there is no runtime 'torsh' for text models: it must be one of llama_cpp, torch"),

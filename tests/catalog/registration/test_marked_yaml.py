@@ -35,9 +35,9 @@ def test_values_are_what_their_reader_takes_them_for() -> None:
 
 def test_a_value_of_another_kind_is_refused_by_key_and_line() -> None:
     for text, read, message in [
-        ("[x]", Marked.text, "a must be a text"),
-        ("!secret x", Marked.text, "a must be a text"),
-        ("!!python/name:os.system", Marked.text, "a must be a text"),
+        ("[x]", Marked.text, "a must be a string"),
+        ("!secret x", Marked.text, "a must be a string"),
+        ("!!python/name:os.system", Marked.text, "a must be a string"),
         ("yes", Marked.flag, "a must be true or false"),
         ("'true'", Marked.flag, "a must be true or false, without quotes"),
         ("1.5", Marked.integer, "a must be a whole number"),
@@ -47,7 +47,7 @@ def test_a_value_of_another_kind_is_refused_by_key_and_line() -> None:
         ("nan", Marked.number, "a must be a finite number"),
         ("1e999", Marked.number, "a must be a finite number"),
         ("x", lambda value: value.items(3), "a must be a list"),
-        ("[1, 2, 3, 4]", lambda value: value.items(3), "a may have 3 entries, and has 4"),
+        ("[1, 2, 3, 4]", lambda value: value.items(3), "a may have at most 3 entries, but has 4"),
         ("[x]", lambda value: value.fields(("b",)), "a must be a mapping of keys to values"),
     ]:
         with case(text=text, read=read, message=message):
@@ -72,7 +72,7 @@ def test_a_document_that_cannot_be_read() -> None:
         ("# nothing\n", 0, "it is empty"),
         (BOMB, 2, "aliases (*name) are not supported"),
         ("a:\n  <<: *b\n", 2, "aliases (*name) are not supported"),
-        ("[" * 100_000, 1, f"mappings and lists may be {MAX_DEPTH} deep"),
+        ("[" * 100_000, 1, f"may be nested at most {MAX_DEPTH} levels deep"),
         ("a:\n  - b\n - c\n", 3, "while parsing a block mapping, expected <block end>"),
         ("a: 1\n---\nb: 1\n", 2, "expected a single document"),
         ("a: \x01", 0, "special characters are not allowed"),

@@ -132,15 +132,20 @@ def test_invalid_entry_is_reported_by_line_and_key_and_the_others_apply() -> Non
         (("source: file:///x",), 5, ".format", "models[1] must have 'format'"),
         ((*GOOD, "alias: x"), 8, ".alias", "unknown key 'alias'; the keys are id, source,"),
         ((*GOOD, "aliases: x"), 8, ".aliases", "models[1].aliases must be a list"),
-        ((*GOOD, f"aliases: {[*range(33)]}"), 8, ".aliases", "models[1].aliases may have 32 entries, and has 33"),
-        ((*GOOD, "aliases: [x, [y]]"), 8, ".aliases[1]", "models[1].aliases[1] must be a text"),
+        (
+            (*GOOD, f"aliases: {[*range(33)]}"),
+            8,
+            ".aliases",
+            "models[1].aliases may have at most 32 entries, but has 33",
+        ),
+        ((*GOOD, "aliases: [x, [y]]"), 8, ".aliases[1]", "models[1].aliases[1] must be a string"),
         ((*GOOD, "keep_loaded: 1"), 8, ".keep_loaded", "models[1].keep_loaded must be true or false"),
         ((*GOOD, "loras:", "  - scale: 1"), 9, ".loras[0].source", "models[1].loras[0] must have 'source'"),
         ((*GOOD, "loras:", "  - source: x", "    scale: y"), 10, ".loras[0].scale", "must be a number"),
         ((*GOOD, "image_defaults: {steps: 1.5}"), 8, ".image_defaults.steps", "must be a whole number"),
         ((*GOOD, "engine: {gpus: 2}"), 8, ".engine.gpus", "unknown key 'gpus'; the keys are tensor_parallel,"),
         ((*GOOD, "engine: {kv_tokens: many}"), 8, ".engine.kv_tokens", "must be a whole number"),
-        ((*GOOD, "engine: {dtype: [auto]}"), 8, ".engine.dtype", "must be a text"),
+        ((*GOOD, "engine: {dtype: [auto]}"), 8, ".engine.dtype", "must be a string"),
         ((*GOOD, "revision: main"), 8, ".revision", "is for sources of the hub"),
         (("source: hf://o/m@x", "format: gguf", "revision: y"), 8, ".revision", "the source already has a revision"),
         (("source: hf://o/m", "format: gguf", "revision: a b"), 8, ".revision", "a branch, a tag or a commit"),
@@ -200,7 +205,7 @@ def test_a_file_that_declares_nothing_by_mistake() -> None:
         (b"model: []", 1, "unknown key 'model'"),
         (b"models: {}", 1, "models must be a list"),
         (b"models: []\n# \xff", 2, "it is not UTF-8"),
-        (b"models: [" + b"x, " * 1000 + b"x]", 1, "models may have 1000 entries, and has 1001"),
+        (b"models: [" + b"x, " * 1000 + b"x]", 1, "models may have at most 1000 entries, but has 1001"),
     ]:
         with case(data=data, line=line, message=message):
             with pytest.raises(Wrong) as caught:

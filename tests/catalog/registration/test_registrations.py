@@ -223,7 +223,7 @@ async def test_an_earlier_model_of_the_same_id_is_another(tmp_path: Path) -> Non
         first = await registrations.add(desired("m"), "")
         await registrations.remove(first)
         second = await registrations.add(desired("m"), "")
-        with pytest.raises(ModelNotFound, match="deleted a moment ago"):
+        with pytest.raises(ModelNotFound, match="was just deleted"):
             await registrations.change(first, renamed("x"))
         assert list(registrations) == [second]
 

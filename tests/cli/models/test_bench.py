@@ -87,7 +87,7 @@ def test_a_runtime_that_cannot_is_not_measured(models: Commands) -> None:
     assert done.status == 1
     assert done.stderr == "allm: m cannot be measured: vllm: it does not run on cpu\n"
     unknown = models("bench", "m", "--runtime", "nobody")
-    assert "there is no runtime nobody; there are llama_cpp, torch, vllm" in unknown.stderr
+    assert "there is no runtime nobody; known are llama_cpp, torch, vllm" in unknown.stderr
     assert not models.catalog.requests("LoadModel")
 
 

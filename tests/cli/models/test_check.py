@@ -97,9 +97,9 @@ def test_unfetched_model_is_not_a_problem(models: Commands) -> None:
     done = models("check")
     assert done.status == 0, done
     lines = done.stdout.splitlines()
-    assert "coming: downloading, nothing of it is fetched here yet" in lines
-    assert "never: unsupported, nothing of it is fetched here" in lines
-    assert "changing: loaded, nothing of its generation 2 is fetched here yet" in lines
+    assert "coming: downloading, no files of the model are fetched here yet" in lines
+    assert "never: unsupported, no files of the model are fetched here" in lines
+    assert "changing: loaded, no files of generation 2 are fetched here yet" in lines
     reports = {report["id"]: report for report in models("check", "--json").json["models"]}
     assert {model_id: (each["fetched"], each["whole"]) for model_id, each in reports.items()} == {
         "changing": (False, False),

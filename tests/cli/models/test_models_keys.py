@@ -116,7 +116,7 @@ def test_a_key_that_is_missing_or_spoiled(tmp_path: Path) -> None:
     good = path.read_bytes()
     path.write_text("short")
     assert command_identity(settings(tmp_path), "allm-models") is NOBODY
-    with pytest.raises(Problem, match="no Ed25519 private key"):
+    with pytest.raises(Problem, match="not an Ed25519 private key"):
         command_identity(settings(tmp_path, ALLM_AUTH="keys"), "allm-models")
     path.write_bytes(good)
     assert command_identity(settings(tmp_path, ALLM_AUTH="keys"), "allm-models").is_known

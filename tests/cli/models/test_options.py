@@ -54,11 +54,11 @@ def test_an_update_can_reset_both(models: Commands) -> None:
 def test_both_are_shown(models: Commands) -> None:
     shown = desired("m")
     models.catalog.models["m"] = shown
-    assert "asked for" not in models("show", "m").stdout
+    assert "requested runtime" not in models("show", "m").stdout
     shown.model.asked_runtime = "vllm"
     shown.model.engine.CopyFrom(model_pb2.EngineSettings(tensor_parallel=2, dtype="float16"))
     text = models("show", "m").stdout
-    assert "asked for" in text
+    assert "requested runtime" in text
     assert "tensor_parallel=2, dtype=float16" in text
 
 
@@ -101,7 +101,7 @@ def test_an_update_distinguishes_none_from_unchanged(models: Commands) -> None:
     assert (none.HasField("loras"), len(none.loras.loras)) == (True, 0)
     assert (other.loras.loras[0].source, other.image_defaults) == ("hf://org/l", model_pb2.ImageDefaults(steps=4))
     both = models("update", "m", "--no-loras", "--lora", "hf://org/l")
-    assert "--lora and --no-loras exclude each other" in both.stderr
+    assert "--lora and --no-loras are mutually exclusive" in both.stderr
 
 
 def test_a_lora_that_is_nowhere_is_refused(models: Commands) -> None:

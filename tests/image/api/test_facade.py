@@ -232,7 +232,7 @@ async def test_a_wrong_parameter_is_refused_by_name(client: AsyncOpenAI, core: S
         ({"prompt": "word " * 10_000}, "prompt", "50000 characters; at most 32000"),
         ({"prompt": " "}, "prompt", "Missing"),
         ({"quality": "superb"}, "quality", "one of auto, low"),
-        ({"quality": "high", "extra_body": {"steps": 5}}, "quality", "exclude"),
+        ({"quality": "high", "extra_body": {"steps": 5}}, "quality", "mutually exclusive"),
         ({"background": "transparent"}, "background", "no alpha"),
         ({"background": "blue"}, "background", "one of auto, opaque"),
         ({"style": "vivid"}, "style", "not supported"),

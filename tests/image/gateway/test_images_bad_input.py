@@ -147,7 +147,7 @@ def test_invalid_combinations(
 @pytest.mark.parametrize(
     ("files", "param", "says"),
     [
-        (lambda: {"mask": mask(SIDE // 2)}, "mask", "32x32 pixels large; it must have the size of 'image', 64x64"),
+        (lambda: {"mask": mask(SIDE // 2)}, "mask", "32x32 pixels; it must have the size of 'image', 64x64"),
         (lambda: {"image": megapixels()}, "image", "100000000 pixels (10000x10000); at most 16777216"),
         (lambda: {"mask": megapixels()}, "mask", "100000000 pixels (10000x10000); at most 16777216"),
         (lambda: {"image": bomb()}, "image", "damaged"),

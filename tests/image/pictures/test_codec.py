@@ -122,7 +122,7 @@ def test_a_mask_is_scaled_with_its_image_and_stays_sharp() -> None:
 @pytest.mark.parametrize(
     ("mask", "says"),
     [
-        (halves(32, 32, (0, 0, 0, 0), (0, 0, 0, 255)), "32x32 pixels large.*64x32"),
+        (halves(32, 32, (0, 0, 0, 0), (0, 0, 0, 255)), "32x32 pixels;.*64x32"),
         (halves(), "no alpha channel"),
         (halves(left=(0, 0, 0, 255), right=(0, 0, 0, 255)), "no transparent area"),
     ],

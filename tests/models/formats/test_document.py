@@ -61,7 +61,7 @@ def test_a_file_over_the_limit_is_not_opened(tmp_path: Path) -> None:
     with (tmp_path / "x.json").open("wb") as file:
         file.truncate(CONFIG_BYTES + 1)
     tree = WatchedTree(tmp_path)
-    with pytest.raises(ModelInvalid, match=f"x.json has {CONFIG_BYTES + 1} bytes; {CONFIG_BYTES} are allowed"):
+    with pytest.raises(ModelInvalid, match=f"x.json has {CONFIG_BYTES + 1} bytes; at most {CONFIG_BYTES} are allowed"):
         read_object(tree, "x.json")
     assert tree.opened == []
 

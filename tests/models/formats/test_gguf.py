@@ -136,14 +136,14 @@ def test_a_file_that_says_it_is_not_split(tmp_path: Path, count: int) -> None:
 def test_all_shards_together_hold_as_many_tensors_as_the_first_says(tmp_path: Path) -> None:
     names = write_split(tmp_path)
     write_gguf(tmp_path / names[0], *split_entries(0, 3, tensors=7))
-    assert "there are 7 tensors; all shards together hold 6" in refusal(tmp_path, "gguf")
+    assert "there are 7 tensors; all shards together have 6" in refusal(tmp_path, "gguf")
 
 
 @pytest.mark.parametrize("name", ["m-00004-of-00003.gguf", "m-00000-of-00003.gguf", "m-00000-of-00000.gguf"])
 def test_a_name_that_counts_wrongly(tmp_path: Path, name: str) -> None:
     write_gguf(tmp_path / name)
-    assert f"{name} says that it is shard" in refusal(tmp_path, "gguf")
-    assert f"{name} says that it is shard" in refusal(tmp_path, "gguf", name)
+    assert f"{name} is shard" in refusal(tmp_path, "gguf")
+    assert f"{name} is shard" in refusal(tmp_path, "gguf", name)
 
 
 # --- facts

@@ -175,5 +175,5 @@ def test_only_the_config_is_opened(tmp_path: Path) -> None:
 
 def test_split_with_a_wrong_count_is_reported(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m-00005-of-00003.gguf")
-    with pytest.raises(ModelInvalid, match=r"m-00005-of-00003\.gguf says that it is shard 5 of 3"):
+    with pytest.raises(ModelInvalid, match=r"m-00005-of-00003\.gguf is shard 5 of 3 by its name"):
         guess(local(tmp_path))

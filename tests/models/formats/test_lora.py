@@ -65,7 +65,7 @@ def test_every_way_of_naming_is_known(tmp_path: Path, names: tuple[str, str]) ->
 @every_name
 def test_a_lora_for_matrices_of_another_size_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     assert "was made for another model" in refused(tmp_path, pair(names, 2048, 320))
-    assert "is for 640x768 numbers, this model has" in refused(tmp_path, pair(names, 768, 640))
+    assert "changes a 640x768 matrix, which is" in refused(tmp_path, pair(names, 768, 640))
 
 
 def test_a_lora_for_missing_matrices_is_refused(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_lora_for_missing_matrices_is_refused(tmp_path: Path) -> None:
 
 def test_single_file_checkpoint_is_compared_by_prompt_width(tmp_path: Path) -> None:
     check_fit(written(tmp_path, pair(NAMES["diffusers"], 768, 320)), SINGLE)
-    with pytest.raises(ModelInvalid, match="takes prompts 2048 numbers wide, this model has 768"):
+    with pytest.raises(ModelInvalid, match="expects prompt embeddings of width 2048, this model has 768"):
         check_fit(written(tmp_path, pair(NAMES["kohya"], 2048, 320)), SINGLE)
 
 
@@ -91,8 +91,8 @@ def test_ranks_that_disagree_are_refused(tmp_path: Path) -> None:
 def test_non_lora_file_is_refused_with_its_kind(tmp_path: Path) -> None:
     assert "has no pairs of small matrices" in refused(tmp_path, {"unet.weight": [2, 2]})
     assert "has no counterpart" in refused(tmp_path, {NAMES["diffusers"][0]: [4, 768]})
-    assert "holds LoHa" in refused(tmp_path, {"lora_unet_x.hada_w1_a": [4, 4]})
-    assert "holds DoRA" in refused(tmp_path, pair(NAMES["kohya"], 768, 320) | {"lora_unet_x.dora_scale": [320, 1]})
+    assert "contains LoHa" in refused(tmp_path, {"lora_unet_x.hada_w1_a": [4, 4]})
+    assert "contains DoRA" in refused(tmp_path, pair(NAMES["kohya"], 768, 320) | {"lora_unet_x.dora_scale": [320, 1]})
 
 
 def test_which_file_is_meant_must_be_clear(tmp_path: Path) -> None:

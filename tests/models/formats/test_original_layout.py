@@ -98,10 +98,10 @@ def said(found: dict[str, Tensor], kind: type[AllmError]) -> str:
 
 
 def test_partial_checkpoint_is_refused_with_the_missing_parts() -> None:
-    assert "holds no weights of vae, text_encoder, text_encoder_2" in said(
+    assert "has no weights of vae, text_encoder, text_encoder_2" in said(
         tensors(FLUX[:1] + DEV[-1:], img_in=(8, 64)), ModelInvalid
     ), "as its makers published Flux"
-    assert "holds no weights of vae:" in said(tensors(SD1[1:], unet=PLAIN), ModelInvalid)
+    assert "has no weights of vae:" in said(tensors(SD1[1:], unet=PLAIN), ModelInvalid)
 
 
 def test_the_largest_encoder_of_stable_diffusion_3_may_be_missing() -> None:
@@ -114,10 +114,10 @@ def test_other_kinds_are_refused_by_name() -> None:
     for found, what in [
         (tensors(["control_model.input_blocks.0.0.weight", *SD1], unet=PLAIN), "is a ControlNet"),
         (tensors([*FLUX, "distilled_guidance_layer.in_proj.bias"]), "is Chroma"),
-        (tensors(SD1, unet=(320, 8, 3, 3)), "takes 8 channels of latents; 4 or, for inpainting, 9 are known"),
-        (tensors(SD1, unet=(320,)), "takes 0 channels"),
+        (tensors(SD1, unet=(320, 8, 3, 3)), "has 8 latent input channels; 4 or, for inpainting, 9 are supported"),
+        (tensors(SD1, unet=(320,)), "has 0 latent input channels"),
         (tensors([VAE], unet=PLAIN), "not a checkpoint in a known layout"),
-        (tensors(["unet.x.lora_A.weight", "unet.x.lora_B.weight"]), "a LoRA with a model that it belongs to"),
+        (tensors(["unet.x.lora_A.weight", "unet.x.lora_B.weight"]), "a LoRA with the model that it belongs to"),
         (tensors(DEV, img_in=(3072, 7)), "not a checkpoint in a known layout"),
     ]:
         with case(found=found, what=what):

@@ -196,7 +196,7 @@ def test_code_of_a_models_own_is_refused_by_name(tmp_path_factory: pytest.TempPa
             tmp_path = tmp_path_factory.mktemp("case")
             write_text_model(tmp_path, auto_map=auto_map)
             message = refusal(tmp_path, "safetensors")
-            assert "auto_map in config.json asks for code of the model's own, which is never run" in message
+            assert "auto_map in config.json asks for the model's own code, which is never run" in message
             assert "modeling" in message or "XConfig" in message
 
 

@@ -366,7 +366,7 @@ def test_a_compressed_archive_is_refused_unread(tmp_path: Path) -> None:
 
 def test_a_pickle_has_a_largest_size(tmp_path: Path) -> None:
     pickled = checkpoint_pickle(extra=b"N0" * (MAX_PICKLE // 2))
-    assert f"data.pkl in it has {len(pickled)} bytes; {MAX_PICKLE} are allowed" in message(
+    assert f"data.pkl in it has {len(pickled)} bytes; at most {MAX_PICKLE} are allowed" in message(
         tmp_path, checkpoint(pickled)
     )
 

@@ -185,7 +185,7 @@ def test_tokens_are_a_prompt_and_logprobs_add_up(client: openai.OpenAI) -> None:
     assert (
         len(reported.tokens) == len(reported.token_logprobs) == len(reported.top_logprobs) == len(reported.text_offset)
     )
-    with pytest.raises(openai.BadRequestError, match="names token 10000000"):
+    with pytest.raises(openai.BadRequestError, match="contains token 10000000"):
         client.completions.create(model=MODEL, prompt=[10_000_000])
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="x " * 20_000)

@@ -129,10 +129,10 @@ def _read_folder(folder: Path) -> Checkpoint:
     try:
         dimensions = ModelDimensions(**{name: config[key] for name, key in _DIMENSIONS.items()})
     except KeyError as error:
-        raise EngineError("MODEL_INVALID", f"{folder / _CONFIG} does not say {error.args[0]}") from None
+        raise EngineError("MODEL_INVALID", f"{folder / _CONFIG} lacks {error.args[0]}") from None
     if config.get("scale_embedding") or config.get("activation_function", "gelu") != "gelu":
         raise EngineError(
-            "UNSUPPORTED", f"{folder / _CONFIG}: only Whisper's own gelu and unscaled embeddings are known"
+            "UNSUPPORTED", f"{folder / _CONFIG}: only gelu and unscaled embeddings, as in Whisper, are supported"
         )
     _check_dimensions(dimensions, folder / _CONFIG)
     vocabulary = tokenizer_vocabulary(folder, dimensions.n_vocab)
@@ -175,11 +175,13 @@ def _check_dimensions(dimensions: ModelDimensions, path: Path) -> None:
     for field in fields(dimensions):
         value = getattr(dimensions, field.name)
         if type(value) is not int or not 0 < value <= _MOST:
-            raise EngineError("MODEL_INVALID", f"{path}: {field.name} is {value!r}")
+            raise EngineError("MODEL_INVALID", f"{path}: {field.name} must be 1 to {_MOST}, not {value!r}")
     if dimensions.n_audio_ctx != AUDIO_CONTEXT or dimensions.n_audio_state != dimensions.n_text_state:
-        raise EngineError("MODEL_INVALID", f"{path} is not made for windows of 30 s, or of parts that do not fit")
+        raise EngineError(
+            "MODEL_INVALID", f"{path}: the encoder must read windows of 30 s and be as wide as the decoder"
+        )
     if dimensions.n_audio_state % dimensions.n_audio_head or dimensions.n_text_state % dimensions.n_text_head:
-        raise EngineError("MODEL_INVALID", f"{path}: the state cannot be divided among the heads")
+        raise EngineError("MODEL_INVALID", f"{path}: the width is not a multiple of the number of heads")
 
 
 def _stored_heads(folder: Path, dimensions: ModelDimensions) -> list[tuple[int, int]]:

@@ -163,7 +163,7 @@ class _Tensors:
         if tensor is None:
             raise EngineError("MODEL_INVALID", f"{self._stored.source} has no tensor {name}")
         if tuple(tensor.shape) != shape:
-            message = f"{self._stored.source}: {name} has the shape {list(tensor.shape)}, and not {list(shape)}"
+            message = f"{self._stored.source}: {name} has the shape {list(tensor.shape)}, expected {list(shape)}"
             raise EngineError("MODEL_INVALID", message)
         return tensor.to(torch.float16).contiguous()
 
@@ -171,7 +171,9 @@ class _Tensors:
         """Raises EngineError if a tensor is left."""
         if self._stored.tensors:
             name = min(self._stored.tensors)[:100]
-            raise EngineError("MODEL_INVALID", f"{self._stored.source} has a tensor that no Whisper model has: {name}")
+            raise EngineError(
+                "MODEL_INVALID", f"{self._stored.source} has a tensor that is not part of a Whisper model: {name}"
+            )
 
 
 def _fingerprint(source: Path) -> str:

@@ -192,7 +192,7 @@ def _converted_folder(options: EngineOptions, progress: Callable[[float], None])
         from services.audio.engine.runtimes.conversion import convert  # noqa: PLC0415 - torch only where it is needed
     except ModuleNotFoundError as error:
         message = (
-            f"{path} must be converted to CTranslate2 first, and the Python package {error.name!r}, which that takes, "
+            f"{path} must be converted to CTranslate2 first, but the Python package {error.name!r}, which this needs, "
             "is not installed"
         )
         raise EngineError("UNSUPPORTED", message) from error
@@ -234,7 +234,9 @@ def _compute_type(options: EngineOptions, device: str) -> str:
         wanted = ("float16", "bfloat16", "float32") if device == "cuda" else ("int8", "float32")
         return next(name for name in wanted if name in known)
     if options.compute_type not in known:
-        message = f"CTranslate2 cannot compute in {options.compute_type} on this {device}, but in {', '.join(known)}"
+        message = (
+            f"ALLM_AUDIO_COMPUTE_TYPE={options.compute_type}: on this {device}, CTranslate2 supports {', '.join(known)}"
+        )
         raise EngineError("UNSUPPORTED", message)
     return options.compute_type
 

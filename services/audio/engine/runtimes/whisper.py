@@ -150,11 +150,11 @@ class OpenAIWhisper:
             try:
                 module.load_state_dict(weights, assign=True)
             except RuntimeError as error:
-                message = f"the weights of {stored.source} are not those of its dimensions: {error_line(error)}"
+                message = f"the weights of {stored.source} do not match its dimensions: {error_line(error)}"
                 raise EngineError("MODEL_INVALID", message) from error
             module.eval().requires_grad_(False)
         if stored.tensors:
-            message = f"{stored.source} holds a tensor that no Whisper model has: {min(stored.tensors)[:100]}"
+            message = f"{stored.source} has a tensor that is not part of a Whisper model: {min(stored.tensors)[:100]}"
             raise EngineError("MODEL_INVALID", message)
         return encoder, decoder
 
@@ -201,7 +201,7 @@ def _dtype(options: EngineOptions) -> torch.dtype:
     if options.compute_type == "auto":
         return torch.float16 if options.gpu else torch.float32
     if options.compute_type not in _DTYPES:
-        message = f"the runtime whisper cannot compute in {options.compute_type}, but in {', '.join(_DTYPES)}"
+        message = f"ALLM_AUDIO_COMPUTE_TYPE={options.compute_type}: the runtime whisper supports {', '.join(_DTYPES)}"
         raise EngineError("UNSUPPORTED", message)
     return _DTYPES[options.compute_type]
 

@@ -282,9 +282,9 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
     _refuse_unsupported(request)
     check_metadata(request.metadata or {})
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' exclude each other.", param="max_tokens")
+        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' are mutually exclusive.", param="max_tokens")
     if request.repeat_penalty is not None and request.repetition_penalty is not None:
-        message = "'repeat_penalty' and 'repetition_penalty' exclude each other."
+        message = "'repeat_penalty' and 'repetition_penalty' are mutually exclusive."
         raise InvalidRequest(message, param="repetition_penalty")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
@@ -323,7 +323,7 @@ def _tools(request: ChatCompletionRequest) -> tuple[tuple[Tool, ...], ToolChoice
         tools = tools_of(request.tools or ())
         return tools, choice_of(request.tool_choice, tools)
     if request.tools or request.tool_choice is not None:
-        raise InvalidRequest("'functions' and 'tools' exclude each other.", param="functions")
+        raise InvalidRequest("'functions' and 'tools' are mutually exclusive.", param="functions")
     tools = tools_of([FunctionTool(function) for function in request.functions or ()])
     choice = request.function_call
     with body.called({"tools": "functions", "tool_choice": "function_call"}):

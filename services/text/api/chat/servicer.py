@@ -169,7 +169,7 @@ def _tool(tool: chat_pb2.Tool, param: str) -> Tool:
 def _tool_choice(choice: chat_pb2.ToolChoice, tools: tuple[Tool, ...]) -> ToolChoice:
     mode = _MODES.get(choice.mode)
     if mode is None:
-        raise InvalidRequest(f"'tool_choice.mode' is {choice.mode}, which is not known.", param="tool_choice")
+        raise InvalidRequest(f"'tool_choice.mode' has the unknown value {choice.mode}.", param="tool_choice")
     return limits.checked_choice(mode, choice.names, tools)
 
 

@@ -141,7 +141,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
     request = body.decode(raw, ResponseBody, {"input": MAX_MESSAGES})
     _refuse_unsupported(request)
     if request.conversation is not None and request.previous_response_id is not None:
-        message = "'conversation' and 'previous_response_id' exclude each other: both say what comes before."
+        message = "'conversation' and 'previous_response_id' are mutually exclusive."
         raise InvalidRequest(message, param="conversation")
     if request.input is None and request.previous_response_id is None and request.conversation is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
@@ -237,7 +237,7 @@ def _check_notes(request: ResponseBody) -> None:
     check_metadata(request.metadata or {})
     for name in ("prompt_cache_key", "safety_identifier", "user", "previous_response_id"):
         if len(getattr(request, name) or "") > MAX_NOTE:
-            raise InvalidRequest(f"'{name}' may have {MAX_NOTE} characters.", param=name)
+            raise InvalidRequest(f"'{name}' may have at most {MAX_NOTE} characters.", param=name)
     if request.max_tool_calls is not None and request.max_tool_calls < 0:
         message = f"'max_tool_calls' must be 0 or more, not {request.max_tool_calls}."
         raise InvalidRequest(message, param="max_tool_calls")

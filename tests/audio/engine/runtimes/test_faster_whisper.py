@@ -224,7 +224,12 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_unsupported_features_are_reported() -> None:
-    _refused(tiny_en_ct2(), "UNSUPPORTED", "cannot compute in float8", compute_type="float8")
+    _refused(
+        tiny_en_ct2(),
+        "UNSUPPORTED",
+        "ALLM_AUDIO_COMPUTE_TYPE=float8: on this cpu, CTranslate2 supports",
+        compute_type="float8",
+    )
     if not ctranslate2.get_cuda_device_count():
         with pytest.raises(EngineError, match="a GPU is requested"):
             FasterWhisper(dataclasses.replace(options(tiny_en_ct2()), gpu=True), lambda _: None)

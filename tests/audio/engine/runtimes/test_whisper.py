@@ -170,7 +170,9 @@ def test_shorter_windows_share_calls_with_whole_ones(openai_whisper: whisper_run
 
 
 def test_unsupported_features_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot compute in int8, but in float32, float16, bfloat16") as caught:
+    with pytest.raises(
+        EngineError, match="COMPUTE_TYPE=int8: the runtime whisper supports float32, float16, bfloat16"
+    ) as caught:
         whisper_runtime.OpenAIWhisper(options(tiny_en_pt(), compute_type="int8"), lambda _: None)
     assert caught.value.code == "UNSUPPORTED"
     with pytest.raises(EngineError, match=r"nothing\.pt is missing") as caught:

@@ -241,7 +241,7 @@ def add_loras(pipeline: Any, loras: Sequence[Lora]) -> None:
     if not loras:
         return
     if not hasattr(pipeline, "load_lora_weights"):
-        raise EngineError("UNSUPPORTED", f"{type(pipeline).__name__} takes no LoRAs")
+        raise EngineError("UNSUPPORTED", f"{type(pipeline).__name__} does not support LoRAs")
     names = [f"lora{number}" for number in range(len(loras))]
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # about several adapters, which is intended
         for name, lora in zip(names, loras, strict=True):
@@ -262,7 +262,7 @@ def _load_lora(pipeline: Any, name: str, path: Path) -> None:
     taken = sum(_layers(pipeline, name))
     if taken < max(1, wanted):
         kind = type(pipeline).__name__
-        message = f"{path} was made for another model: {taken} of its {wanted} matrices are in this {kind}"
+        message = f"{path} was made for another model: {taken} of its {wanted} matrices fit this {kind}"
         raise EngineError("MODEL_INVALID", message)
 
 

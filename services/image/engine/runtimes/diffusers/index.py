@@ -75,7 +75,7 @@ def _check_component(name: str, library: str, part: str) -> None:
     if not (own and library.isidentifier() and part.isidentifier()):
         what = f"{library[:100]}.{part[:100]}"
         raise EngineError(
-            "UNSUPPORTED", f"{NAME} names {what} as {name[:100]}: only diffusers' and transformers' are run"
+            "UNSUPPORTED", f"{NAME} names {what} as {name[:100]}: only classes of diffusers and transformers are run"
         )
 
 

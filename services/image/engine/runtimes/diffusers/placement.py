@@ -44,7 +44,7 @@ def dtype_of(options: EngineOptions, transformer: bool) -> torch.dtype:
             return torch.float32
         return torch.bfloat16 if transformer else torch.float16
     if options.dtype not in _DTYPES:
-        message = f"the runtime diffusers cannot compute in {options.dtype}, but in {', '.join(_DTYPES)}"
+        message = f"ALLM_IMAGE_DTYPE={options.dtype}: the runtime diffusers supports {', '.join(_DTYPES)}"
         raise EngineError("UNSUPPORTED", message)
     return _DTYPES[options.dtype]
 

@@ -49,7 +49,7 @@ def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
     """
     if not (folder / "modules.json").exists():
         if decoder:
-            message = f"{folder.name} does not say how its vectors are made: modules.json is missing"
+            message = f"{folder.name} does not say how it pools embeddings: modules.json is missing"
             raise EngineError("UNSUPPORTED", message)
         return Recipe(pooling="mean")
     pooling, layers, normalised = "", [], False
@@ -62,7 +62,7 @@ def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
         elif kind == "Normalize":
             normalised = True
         elif kind != "Transformer":
-            raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has a step {kind!r}, which is not known")
+            raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has the unknown step {kind!r}")
     if not pooling:
         raise EngineError("UNSUPPORTED", f"modules.json of {folder.name} has no step that pools")
     return Recipe(
@@ -130,7 +130,7 @@ def _pooling(config: dict[str, Any]) -> str:
     found = [_NAMES.get(name, name) for name in names]
     if len(found) != 1 or found[0] not in POOLINGS:
         what = " and ".join(found) or "nothing"
-        raise EngineError("UNSUPPORTED", f"the model pools by {what}; known is one of {', '.join(POOLINGS)}")
+        raise EngineError("UNSUPPORTED", f"the model pools by {what}; it must be one of {', '.join(POOLINGS)}")
     return found[0]
 
 
@@ -138,7 +138,7 @@ def _layer(folder: Path) -> Layer:
     named = _read(folder / "config.json", dict).get("activation_function", "torch.nn.modules.activation.Tanh")
     activation = _ACTIVATIONS.get(named) if isinstance(named, str) else None
     if activation is None:
-        raise EngineError("UNSUPPORTED", f"{folder.name} has the activation {str(named)[:100]!r}, which is not known")
+        raise EngineError("UNSUPPORTED", f"{folder.name} has the unknown activation {str(named)[:100]!r}")
     return Layer(weights=folder / "model.safetensors", activation=activation)
 
 
@@ -150,5 +150,7 @@ def _read(path: Path, kind: type[Any]) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} cannot be read: {error}") from error
     if not isinstance(found, kind):
-        raise EngineError("MODEL_INVALID", f"{path.parent.name}/{path.name} is not a JSON {kind.__name__}")
+        raise EngineError(
+            "MODEL_INVALID", f"{path.parent.name}/{path.name} is not a JSON {'list' if kind is list else 'object'}"
+        )
     return found

@@ -41,7 +41,7 @@ def take_over(model: Any) -> list[Mamba2]:
     if config.model_type not in ARCHITECTURES:
         return []
     if config.mamba_num_heads % config.n_groups:
-        message = f"{config.mamba_num_heads} heads of Mamba-2 are not divided by n_groups, {config.n_groups}"
+        message = f"{config.mamba_num_heads} heads of Mamba-2 are not a multiple of n_groups, {config.n_groups}"
         raise EngineError("MODEL_INVALID", message)
     if len(config.time_step_limit) != 2:
         raise EngineError("MODEL_INVALID", "time_step_limit in config.json is not two numbers")

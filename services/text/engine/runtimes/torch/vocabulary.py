@@ -157,7 +157,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise EngineError("MODEL_INVALID", f"{path} holds no JSON object")
+        raise EngineError("MODEL_INVALID", f"{path} is not a JSON object")
     return content
 
 

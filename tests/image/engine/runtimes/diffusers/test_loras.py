@@ -114,7 +114,7 @@ def test_mismatch_is_refused(tmp_path: Path) -> None:
         return caught.value.message
 
     elsewhere = {name.replace("down_blocks.1", "down_blocks.7"): tensor for name, tensor in tensors.items()}
-    assert "matrices are in this StableDiffusionPipeline" in refused(elsewhere)
+    assert "matrices fit this StableDiffusionPipeline" in refused(elsewhere)
     wide = {name: tensor.repeat(1, 2) if "attn2.to_k.lora_A" in name else tensor for name, tensor in tensors.items()}
     assert "size mismatch" in refused(wide)
     assert "NaN" in refused({name: tensor * float("nan") for name, tensor in tensors.items()})
