@@ -57,7 +57,7 @@ async def test_a_process_that_ends_before_it_begins_is_no_fault_of_the_order() -
 async def test_an_answer_of_another_class_ends_the_use_of_the_process() -> None:
     async with toy() as process:
         assert await process.begin(Do("refuse"), SECONDS)
-        with pytest.raises(Internal, match="the toy said OrderRefused instead of an answer"):
+        with pytest.raises(Internal, match="the toy sent OrderRefused instead of an answer"):
             await process.answer(Done)
         assert not process.reusable
 

@@ -363,7 +363,7 @@ async def test_worker_death_while_loading_is_reported_with_the_cause() -> None:
 async def test_a_worker_that_sends_something_else_first_is_ended() -> None:
     error = await failure(worker_start(Garbage(pack(Log("x")))))
     assert isinstance(error, Internal)
-    assert error.message == "the worker of m said Log before it was ready"
+    assert error.message == "the worker of m sent Log before it was ready"
 
 
 async def test_a_worker_that_takes_too_long_is_ended() -> None:

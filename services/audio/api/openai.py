@@ -214,7 +214,7 @@ def _answer(fields: FormFields) -> Answer:
     granularities = fields.array("timestamp_granularities")
     for name in granularities:
         if name not in GRANULARITIES:
-            message = f"'timestamp_granularities' may hold 'segment' and 'word', not {name[:40]!r}."
+            message = f"'timestamp_granularities' may contain 'segment' and 'word', not {name[:40]!r}."
             raise InvalidRequest(message, param="timestamp_granularities")
     if granularities and kind != "verbose_json":
         message = f"'timestamp_granularities' needs 'response_format' verbose_json, not {kind}."
@@ -232,7 +232,7 @@ def _logprobs(fields: FormFields) -> bool:
     included = fields.array("include")
     for name in included:
         if name != "logprobs":
-            raise InvalidRequest(f"'include' may hold 'logprobs', not {name[:40]!r}.", param="include")
+            raise InvalidRequest(f"'include' may contain 'logprobs', not {name[:40]!r}.", param="include")
     return bool(included)
 
 

@@ -338,7 +338,7 @@ async def test_refusals_name_the_parameter(client: AsyncOpenAI, core: ScriptedTr
         ({"stream": True, "response_format": "verbose_json"}, "stream", "json or text, not verbose_json"),
         ({"stream": "maybe"}, "stream", "'true' or 'false'"),
         ({"include": ["logprobs"], "response_format": "text"}, "include", "json, not text"),
-        ({"include": ["everything"]}, "include", "may hold 'logprobs', not 'everything'"),
+        ({"include": ["everything"]}, "include", "may contain 'logprobs', not 'everything'"),
         ({"timestamp_granularities": ["word"]}, "timestamp_granularities", "verbose_json, not json"),
         (
             {"timestamp_granularities": ["letter"], "response_format": "verbose_json"},
