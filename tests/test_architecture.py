@@ -583,6 +583,7 @@ WIDE_TESTS = {
     "image/test_image_service.py",
     "models/formats/test_inspection_from_hub.py",
     "text/engine/runtimes/torch/test_torch_bare.py",
+    "text/engine/test_infill.py",
     "text/engine/test_llama_cpp_grammar.py",
     "text/engine/test_llama_cpp_states.py",
     "text/engine/test_prompt_size.py",

@@ -15,7 +15,6 @@ from typing import Any
 
 from services.text.engine import embedding_loop
 from services.text.engine.embedding_loop import EmbeddingLoop
-from services.text.engine.infill import infilled
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import USUAL_BYTES, Accepted, Capability, EngineOptions, Load, Submit, ToWorker
 from services.text.engine.pairs import prepare_pairs
@@ -118,7 +117,7 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         tokens = given = _tokens(runtime, submit.prompt)
         if submit.suffix:
             _check_size(runtime, len(submit.suffix.encode()))
-            tokens = infilled(runtime, given, submit.suffix)
+            tokens = _infilled(runtime, given, submit.suffix)
         yield
         refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
         if refusal:
@@ -144,6 +143,20 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         math.inf if submit.deadline is None else submit.deadline,
         prediction,
     )
+
+
+def _infilled(runtime: Runtime, prompt: list[int], suffix: str) -> list[int]:
+    """Returns the tokens of a prompt and a suffix as the model was trained to fill the gap between them.
+
+    What the tokenizer itself prepends to a text stays in front. Raises EngineError (UNSUPPORTED) for a model without
+    fill-in-the-middle tokens.
+    """
+    if runtime.ready.infill is None:
+        raise EngineError("UNSUPPORTED", "the model has no tokens for fill-in-the-middle", "suffix")
+    before, between, after = runtime.ready.infill
+    start = runtime.tokenize("")
+    begun = prompt[len(start) :] if prompt[: len(start)] == start else prompt
+    return [*start, before, *begun, between, *runtime.tokenize(suffix)[len(start) :], after]
 
 
 def _prediction(runtime: Runtime, text: str) -> list[int]:

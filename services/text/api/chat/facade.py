@@ -15,7 +15,6 @@ from services.text.api.chat.openai import ChunkWriter, completion_object
 from services.text.api.chat.openai_request import (
     ChatCompletionRequest,
     StreamOptions,
-    parameter_names,
     read_request,
 )
 from services.text.api.completions import Completions, create_completion
@@ -50,11 +49,11 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
-        body, chat_request = read_request(request)
+        body, chat_request, names = read_request(request)
         call.ignore_unknown(unknown_parameters(request, type(body)))
         stored = await self._models.find(chat_request.model)
         call.model = stored.id
-        with called(parameter_names(body)):
+        with called(names):
             async with self._chat.complete(stored, chat_request, call.client) as completion:
                 call.ignore(completion.ignored)
                 await _answer(body, chat_request, completion, call)

@@ -10,7 +10,7 @@ messages, parts and tools are accepted, because clients send back what they got.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -271,8 +271,10 @@ class ChatCompletionRequest(ConstraintBody, kw_only=True):
         return bool(self.functions)
 
 
-def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
-    """Reads and checks a request. Returns the decoded body and the core's request.
+def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest, Mapping[str, str]]:
+    """Reads and checks a request. Returns the decoded body, the core's request, and the caller's names for errors.
+
+    The names are those of parameters that have other names in the core, by the core's name.
 
     Raises:
         InvalidRequest: a type or value is wrong; the error names the parameter.
@@ -291,6 +293,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
     tools, choice = _tools(request)
+    output, names = constrained(request, output_of(request.response_format))
     chat = ChatRequest(
         model=request.model,
         messages=_messages(request.messages),
@@ -298,7 +301,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False and not request.legacy,
-        output=constrained(request, output_of(request.response_format))[0],
+        output=output,
         choices=1 if request.n is None else request.n,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         reasoning_effort=request.reasoning_effort or "",
@@ -306,16 +309,11 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         cache_key=request.prompt_cache_key or "",
         template_variables=request.chat_template_kwargs or {},
     )
-    with body.called(parameter_names(request)):
-        limits.check(chat)
-    return request, chat
-
-
-def parameter_names(request: ChatCompletionRequest) -> dict[str, str]:
-    """Returns the caller's names of parameters that have other names in the core, by the core's name."""
     pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty", "tools": "functions"}
-    found = {name: other for name, other in pairs.items() if getattr(request, other) is not None}
-    return {**found, **constrained(request, output_of(request.response_format))[1]}
+    names = {**names, **{name: other for name, other in pairs.items() if getattr(request, other) is not None}}
+    with body.called(names):
+        limits.check(chat)
+    return request, chat, names
 
 
 def _tools(request: ChatCompletionRequest) -> tuple[tuple[Tool, ...], ToolChoice]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from allm.openai.v1 import responses_service_pb2, responses_service_pb2_grpc
 from google.api import httpbody_pb2
 
@@ -16,7 +18,6 @@ from services.text.api.responses.openai import EventWriter, is_newest_first, ite
 from services.text.api.responses.openai_request import (
     ResponseBody,
     check_include,
-    parameter_names,
     platform_tools,
     read_request,
 )
@@ -40,9 +41,9 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
-        body, response_request = self._read(request, call)
+        body, response_request, names = self._read(request, call)
         obfuscated = bool(body.stream_options and body.stream_options.include_obfuscation)
-        with called(parameter_names(body)):
+        with called(names):
             call.model = await self._responses.model_id(response_request.model)
             if response_request.settings.background:
                 await self._start(response_request, call, stream=bool(body.stream), obfuscated=obfuscated)
@@ -61,8 +62,8 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Counts the tokens of an input."""
-        body, response_request = self._read(request, call)
-        with called(parameter_names(body)):
+        _, response_request, names = self._read(request, call)
+        with called(names):
             call.model = await self._responses.model_id(response_request.model)
             count = await self._responses.count(response_request, call.client)
         return json_body({"object": "response.input_tokens", "input_tokens": count})
@@ -113,9 +114,11 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         )
         return json_body(items_object(items, has_more=has_more))
 
-    def _read(self, request: httpbody_pb2.HttpBody, call: Call) -> tuple[ResponseBody, ResponseRequest]:
+    def _read(
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> tuple[ResponseBody, ResponseRequest, Mapping[str, str]]:
         """Reads a request, and tells the caller what has no effect."""
-        body, response_request = read_request(request)
+        body, response_request, names = read_request(request)
         call.ignore_unknown(unknown_parameters(request, ResponseBody))
         platform = platform_tools(body.tools or ())
         if platform and self._platform_tools_refused:
@@ -123,7 +126,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
             message = f"'tools[{at}]': tools of type {kind!r} are not supported (ALLM_PLATFORM_TOOLS=refuse)."
             raise Unsupported(message, param=f"tools[{at}]")
         call.ignore(f"tools[{at}].{kind}" for at, kind in platform.items())
-        return body, response_request
+        return body, response_request, names
 
     async def _start(self, response_request: ResponseRequest, call: Call, *, stream: bool, obfuscated: bool) -> None:
         response = await self._responses.start(response_request, call.client)

@@ -131,8 +131,10 @@ class ResponseBody(ConstraintBody, kw_only=True):
     prompt_cache_options: PromptCacheOptions | None = None
 
 
-def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequest]:
-    """Reads and checks a request. Returns the decoded body and the core's request.
+def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequest, Mapping[str, str]]:
+    """Reads and checks a request. Returns the decoded body, the core's request, and the caller's names for errors.
+
+    The names are those of parameters that have other names in the core or the worker, by those.
 
     Raises:
         InvalidRequest: a type or value is wrong; the error names the parameter.
@@ -148,16 +150,13 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     _check_notes(request)
-    with body.called(parameter_names(request)):
-        settings = _settings(request)
+    text, output_name = format_of(request.text.format if request.text else None)
+    output, names = constrained(request, text)
+    names = {**PARAMETER_NAMES, **names}
+    with body.called(names):
+        settings = _settings(request, output, output_name)
     items = items_of(request.input if request.input is not None else [])
-    return request, ResponseRequest(model=request.model, input=items, settings=settings)
-
-
-def parameter_names(request: ResponseBody) -> Mapping[str, str]:
-    """Returns the caller's names of parameters that have other names in the core and the worker, by those."""
-    text = request.text.format if request.text else None
-    return {**PARAMETER_NAMES, **constrained(request, format_of(text)[0])[1]}
+    return request, ResponseRequest(model=request.model, input=items, settings=settings), names
 
 
 def check_include(include: Iterable[str] | None) -> bool:
@@ -168,9 +167,8 @@ def check_include(include: Iterable[str] | None) -> bool:
     return LOGPROBS in included
 
 
-def _settings(request: ResponseBody) -> ResponseSettings:
+def _settings(request: ResponseBody, output: OutputFormat, name: OutputName) -> ResponseSettings:
     tools = tools_of(request.tools or ())
-    output, name = format_of(request.text.format if request.text else None)
     reasoning = request.reasoning or ReasoningOptions()
     top = request.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
@@ -181,7 +179,7 @@ def _settings(request: ResponseBody) -> ResponseSettings:
         tools=tools,
         tool_choice=choice_of(request.tool_choice, tools),
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        output=constrained(request, output)[0],
+        output=output,
         template_variables=request.chat_template_kwargs or {},
         logprobs=(top or 0) if check_include(request.include) or top else None,
         reasoning_effort=reasoning.effort or "",

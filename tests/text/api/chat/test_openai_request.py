@@ -38,7 +38,7 @@ def body(**parameters: Any) -> dict[str, Any]:
 
 def read(content: dict[str, Any] | bytes) -> tuple[ChatCompletionRequest, ChatRequest]:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return read_request(httpbody_pb2.HttpBody(content_type="application/json", data=data))
+    return read_request(httpbody_pb2.HttpBody(content_type="application/json", data=data))[:2]
 
 
 def sampling(**parameters: Any) -> SamplingParams:
