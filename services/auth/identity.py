@@ -107,9 +107,7 @@ def sign(identity: Identity, key: SigningKey) -> str:
     signed = f"{VERSION}.{key.id}.{body}"
     text = f"{signed}.{base64url(key.key.sign(signed.encode()))}"
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(
-            f"an identity may have at most {MAX_CHARACTERS} characters, not {len(text)}: name fewer models"
-        )
+        raise ValueError(f"an identity has at most {MAX_CHARACTERS} characters, not {len(text)}: name fewer models")
     return text
 
 

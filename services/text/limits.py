@@ -68,9 +68,7 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
         message = f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {request.logprobs}."
         raise InvalidRequest(message, param="top_logprobs")
     if len(request.cache_key) > MAX_CACHE_KEY:
-        raise InvalidRequest(
-            f"'prompt_cache_key' may have at most {MAX_CACHE_KEY} characters.", param="prompt_cache_key"
-        )
+        raise InvalidRequest(f"'prompt_cache_key' is limited to {MAX_CACHE_KEY} characters.", param="prompt_cache_key")
     check_output(request.output)
     _check_variables(request.template_variables)
 

@@ -123,9 +123,7 @@ class WhisperVocabulary:
         for name in ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>", "<|0.00|>", "<|30.00|>"):
             wanted = self.eot + self._names.index(name)
             if names.get(name, wanted) != wanted:
-                message = (
-                    f"{source}: {name} is token {names[name]}; in a Whisper model of {self.size} tokens it is {wanted}"
-                )
+                message = f"{source}: {name} is token {names[name]}, expected {wanted}"
                 raise EngineError("MODEL_INVALID", message)
 
     def _split_characters(self, tokens: Sequence[int]) -> tuple[list[str], list[list[int]]]:

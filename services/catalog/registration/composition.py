@@ -69,13 +69,9 @@ class Composition:
         if self.base:
             found = parse_source(self.base, roots, "base")
             if isinstance(found, HubSource) and found.file:
-                raise InvalidRequest(
-                    f"'base' must be a whole pipeline; {found.file[:200]} is a single file", param="base"
-                )
+                raise InvalidRequest(f"'base' must be a pipeline; {found.file[:200]} is a single file", param="base")
         if len(self.loras) > MAX_LORAS:
-            raise InvalidRequest(
-                f"a model may have at most {MAX_LORAS} LoRAs; {len(self.loras)} were given", param="loras"
-            )
+            raise InvalidRequest(f"at most {MAX_LORAS} LoRAs may be given, not {len(self.loras)}", param="loras")
         seen: set[str] = set()
         for lora in self.loras:
             parse_source(lora.source, roots, "loras")

@@ -26,9 +26,7 @@ def check_id(name: str) -> None:
 def check_aliases(aliases: Sequence[str], model_id: str) -> None:
     """Checks that the names can be a model's aliases. Raises InvalidRequest with param `aliases`."""
     if len(aliases) > MAX_ALIASES:
-        raise InvalidRequest(
-            f"a model may have at most {MAX_ALIASES} aliases; {len(aliases)} were given", param="aliases"
-        )
+        raise InvalidRequest(f"at most {MAX_ALIASES} aliases may be given, not {len(aliases)}", param="aliases")
     seen = {model_id}
     for alias in aliases:
         _check(alias, "aliases")

@@ -140,9 +140,7 @@ class LedgerFile(SharedSqliteFile):
         code = getattr(error, "sqlite_errorcode", 0) & PRIMARY
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             seconds = self.busy_milliseconds // 1000
-            return (
-                f"{self._path} was held by another process for {seconds} seconds: a service may be suspended, or hang"
-            )
+            return f"{self._path} was held by another process for {seconds} seconds: a service may be stopped, or hang"
         if code == sqlite3.SQLITE_FULL:
             return f"{self._path} cannot be written: the disk is full (ALLM_HOME)"
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):

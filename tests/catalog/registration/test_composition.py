@@ -115,7 +115,7 @@ async def test_ambiguous_values_are_refused_by_name(tmp_path: Path) -> None:
             ({"loras": [{"source": path, "scale": 0}]}, "loras", invalid, "from -10 to 10 and not 0, not 0"),
             ({"loras": [{"source": path, "scale": float("nan")}]}, "loras", invalid, "not nan"),
             ({"loras": [{"source": path}, {"source": path}]}, "loras", invalid, "appears twice"),
-            ({"loras": [{"source": f"{path}{n}"} for n in range(17)]}, "loras", invalid, "may have at most 16 LoRAs"),
+            ({"loras": [{"source": f"{path}{n}"} for n in range(17)]}, "loras", invalid, "at most 16 LoRAs"),
             ({"loras": [{"source": wide}]}, "loras", bad, "w.safetensors was made for another model"),
             ({"loras": [{"source": one.as_uri()}]}, "loras", bad, "x.safetensors is not a LoRA"),
             ({"image_defaults": {"steps": 0}}, "image_defaults", invalid, "from 1 to 1000, not 0"),

@@ -315,7 +315,7 @@ def test_clients_take_turns(worker: WorkerSession) -> None:
 
 def test_a_short_prompt_need_not_wait_for_a_long_one(worker: WorkerSession) -> None:
     """The long prompt takes several steps; the short one fits into the second, but not into the rest of the first."""
-    # Both are tokenized while all slots are taken: otherwise the long one could be computed before the short one is known.
+    # Both are tokenized while all slots are taken: else the long one could be computed before the short one is known.
     others = [worker.ask(STORY, max_tokens=440, ignore_eos=True) for _ in range(8)]
     worker.wait(lambda: all(worker.answers[each].pieces for each in others))
     long = worker.submit(" word" * 500, max_tokens=1, client="long")

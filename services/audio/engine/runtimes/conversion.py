@@ -171,9 +171,7 @@ class _Tensors:
         """Raises EngineError if a tensor is left."""
         if self._stored.tensors:
             name = min(self._stored.tensors)[:100]
-            raise EngineError(
-                "MODEL_INVALID", f"{self._stored.source} has a tensor that is not part of a Whisper model: {name}"
-            )
+            raise EngineError("MODEL_INVALID", f"{self._stored.source} has an unexpected tensor: {name}")
 
 
 def _fingerprint(source: Path) -> str:

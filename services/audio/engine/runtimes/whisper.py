@@ -154,7 +154,7 @@ class OpenAIWhisper:
                 raise EngineError("MODEL_INVALID", message) from error
             module.eval().requires_grad_(False)
         if stored.tensors:
-            message = f"{stored.source} has a tensor that is not part of a Whisper model: {min(stored.tensors)[:100]}"
+            message = f"{stored.source} has an unexpected tensor: {min(stored.tensors)[:100]}"
             raise EngineError("MODEL_INVALID", message)
         return encoder, decoder
 

@@ -12,11 +12,7 @@ from services.rest.openai.body import called, json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.text.api.chat.openai import ChunkWriter, completion_object
-from services.text.api.chat.openai_request import (
-    ChatCompletionRequest,
-    StreamOptions,
-    read_request,
-)
+from services.text.api.chat.openai_request import ChatCompletionRequest, StreamOptions, read_request
 from services.text.api.completions import Completions, create_completion
 from services.text.api.embeddings import Embeddings, create_embedding
 from services.text.api.other_parameters import unknown_parameters

@@ -15,12 +15,7 @@ from services.rpc.call import Call
 from services.telemetry import metrics
 from services.text.api.other_parameters import unknown_parameters
 from services.text.api.responses.openai import EventWriter, is_newest_first, items_object, response_object
-from services.text.api.responses.openai_request import (
-    ResponseBody,
-    check_include,
-    platform_tools,
-    read_request,
-)
+from services.text.api.responses.openai_request import ResponseBody, check_include, platform_tools, read_request
 from services.text.responses.response import ResponseRequest
 from services.text.responses.responses import Responses
 from services.text.responses.run import Run
