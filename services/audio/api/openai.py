@@ -156,7 +156,7 @@ def read_transcription(given: Sequence[tuple[str, str]]) -> tuple[Answer, Transc
     """Reads the fields of POST /v1/audio/transcriptions.
 
     Raises:
-        InvalidRequest: a value is wrong, or parameters exclude each other; the error names them.
+        InvalidRequest: a value is wrong, or parameters are mutually exclusive; the error names them.
         Unsupported: a parameter cannot be honoured; the error names it.
     """
     fields = FormFields(given)

@@ -174,7 +174,7 @@ def read_generation(body: httpbody_pb2.HttpBody) -> tuple[Answer, ImageRequest]:
     """Reads the body of POST /v1/images/generations.
 
     Raises:
-        InvalidRequest: a wrong value, or parameters that exclude each other; names them.
+        InvalidRequest: a wrong value, or mutually exclusive parameters; names them.
         Unsupported: a parameter cannot be honoured; names it.
     """
     asked = decode(body, Asked)
