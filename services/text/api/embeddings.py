@@ -130,7 +130,9 @@ def _inputs(given: str | list[str | int | list[int]] | None) -> tuple[tuple[Inpu
         return (tokens,), "input"
     inputs = tuple(part for part in given if not isinstance(part, int))
     if tokens or len({type(part) for part in inputs}) > 1:
-        raise InvalidRequest("'input' must be a string, a list of token ids, or a list of either.", param="input")
+        raise InvalidRequest(
+            "'input' must be a string, a list of strings, a list of token ids or a list of such lists.", param="input"
+        )
     return inputs, "input[]"
 
 
