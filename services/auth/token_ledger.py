@@ -92,7 +92,7 @@ class TokenRedis:
         from redis.asyncio import Redis  # noqa: PLC0415 (an extra of its own)
 
         self._redis = Redis.from_url(
-            url, socket_timeout=CALL_SECONDS, socket_connect_timeout=CALL_SECONDS, client_name="allm-rates"
+            url, socket_timeout=None, socket_connect_timeout=CALL_SECONDS, client_name="allm-rates"
         )
         self._prefix = prefix
         self._script = self._redis.register_script(EXCHANGE)

@@ -64,7 +64,7 @@ class RedisResponseStore:
                 url,
                 max_connections=CONNECTIONS,
                 timeout=CALL_SECONDS,
-                socket_timeout=CALL_SECONDS,
+                socket_timeout=None,  # asyncio.wait_for, which it would use, loses cancellations in Python 3.11
                 socket_connect_timeout=CONNECT_SECONDS,
                 retry=retry,
                 client_name="allm",

@@ -379,6 +379,20 @@ async def test_a_service_that_stops_says_so(chat: ScriptedChat, open_store: Open
     assert "stopped" in response.failure.message
 
 
+async def test_a_service_that_stops_soon_after_a_response_was_ordered_stops(
+    chat: ScriptedChat, open_store: OpenStore, responses: Responses
+) -> None:
+    chat.gate = asyncio.Event()
+    for turns in range(40):  # of the event loop, until the response waits for the model
+        leaving = Responses(ScriptedModels(), chat, await open_store())  # type: ignore[arg-type]
+        queued = await leaving.start(request(background=True), ANN)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await leaving.close()
+        response = await responses.get(queued.id, ANN)
+        assert response.status == "failed"
+
+
 async def test_it_can_be_followed_from_anywhere(responses: Responses, another: Responses, chat: ScriptedChat) -> None:
     chat.gate = asyncio.Event()
     queued = await responses.start(request(background=True, streamed=True), ANN)
