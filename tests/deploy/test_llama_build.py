@@ -125,6 +125,15 @@ def test_layer_settings_are_taken_out_or_the_build_fails(script: ModuleType, tmp
         script.without_layer_settings(source)
 
 
+def test_all_bindings_are_written_or_the_build_fails(script: ModuleType, tmp_path: Path) -> None:
+    source = tmp_path / "ggml-vulkan-common.h"
+    source.write_text("".join(script._BINDINGS), encoding="utf-8")
+    script.without_stale_bindings(source)
+    assert source.read_text(encoding="utf-8") == "".join(script._BINDINGS.values())
+    with pytest.raises(script.BuildError, match=r"ggml-vulkan-common\.h is not as expected"):
+        script.without_stale_bindings(source)
+
+
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 has AMX")
 def test_the_compiler_keeps_all_of_a_tile_configuration(tmp_path: Path) -> None:
     source = "void f() { alignas(64) unsigned char c[64] = {1}; c[48] = 77; _tile_loadconfig(c); }"
