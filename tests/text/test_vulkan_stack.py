@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL, LARGE = "small-random", "large-context"
 DEVICE = "vulkan:0"
 LOAD_SECONDS = 400
-CRASHES = 4  # of the driver, in a row
 ROOM = 1000 * 1024 * 1024  # bytes of the device for all models: for the demo model, or for the small one
 
 
@@ -89,11 +88,10 @@ def most_likely(operator: Operator) -> list[Any]:
 def continuation(operator: Operator, model_id: str, **asked: Any) -> dict[str, Any]:
     """Returns the continuation of a short prompt (a token of the demo model takes half a second); loads the model.
 
-    Mesa's software device ends about one of forty processes with a segmentation fault within llama_decode, when it
-    compiles its shaders anew and the machine's cores are busy; and it may compile for minutes, once per machine. Then
-    the request is repeated.
+    Mesa's software device compiles its shaders once per machine, which takes minutes if the cores are busy. Then the
+    request is repeated.
     """
-    deadline, crashes = time.monotonic() + LOAD_SECONDS, 0
+    deadline = time.monotonic() + LOAD_SECONDS
     body = {"model": model_id, "prompt": "The capital of France is", "temperature": 0, **asked}
     while True:
         with suppress(TimeoutError):
@@ -101,9 +99,8 @@ def continuation(operator: Operator, model_id: str, **asked: Any) -> dict[str, A
             if reply.status == 200:
                 choice: dict[str, Any] = reply.json["choices"][0]
                 return choice
-            crashes += "killed by SIGSEGV" in reply.error["message"]
-            assert crashes <= CRASHES, reply
             assert reply.status in (500, 503), reply
+            assert "killed by" not in reply.error["message"]
         assert time.monotonic() < deadline, operator.stack.output()
 
 
