@@ -90,12 +90,13 @@ def two_replicas(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFact
 
 @preset
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack that requires keys; catalog, authorizer and gateway may be killed."""
+    """A stack that requires keys and refuses unknown parameters; catalog, authorizer and gateway may be killed."""
     home = tmp_path_factory.mktemp("keys") / "home"
     home.mkdir()
     (home / "identity.secret").write_text("of an earlier release")
     # A test suspends the catalog, and resumes it.
-    with running_stack(home, ALLM_AUTH="keys", ALLM_HANG_SECONDS="0") as running:
+    settings = {"ALLM_AUTH": "keys", "ALLM_UNKNOWN_PARAMETERS": "refuse", "ALLM_HANG_SECONDS": "0"}
+    with running_stack(home, **settings) as running:
         yield running
 
 

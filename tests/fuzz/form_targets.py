@@ -12,7 +12,7 @@ from google.api import httpbody_pb2
 from services.audio.api.openai import read_transcription, read_translation
 from services.errors import AllmError, RequestTooLarge
 from services.image.api.openai import read_edit, read_variation
-from services.rest.openai.multipart import FilePart, Form, read_form
+from services.rest.openai.multipart import FilePart, Form, FormFields, read_form
 from tests.fuzz.driven import driven
 from tests.fuzz.fuzz_target import FuzzTarget
 
@@ -94,10 +94,10 @@ def _fields(case: bytes) -> None:
     fields = list(zip(lines[::2], lines[1::2], strict=False))
     refusals: list[AllmError] = []
     for read in (
-        lambda: read_transcription(fields),
-        lambda: read_translation(fields),
-        lambda: read_edit(fields, b"x", b""),
-        lambda: read_variation(fields, b"x", b"y"),
+        lambda: read_transcription(FormFields(fields)),
+        lambda: read_translation(FormFields(fields)),
+        lambda: read_edit(FormFields(fields), b"x", b""),
+        lambda: read_variation(FormFields(fields), b"x", b"y"),
     ):
         try:
             read()

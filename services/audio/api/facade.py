@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 from allm.openai.v1 import audio_service_pb2_grpc
 from google.api import httpbody_pb2
@@ -15,12 +15,12 @@ from services.audio.sound.source import Upload
 from services.audio.transcription import Event, Transcript, TranscriptionRequest, Transcriptions
 from services.rest.openai import sse
 from services.rest.openai.body import send_body
-from services.rest.openai.multipart import discarding_rest
+from services.rest.openai.multipart import FormFields, discarding_rest
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
-ReadFields = Callable[[Sequence[tuple[str, str]]], tuple[Answer, TranscriptionRequest]]
+ReadFields = Callable[[FormFields], tuple[Answer, TranscriptionRequest]]
 
 
 class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
@@ -49,7 +49,10 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
         async with discarding_rest(messages):
             with self._uploads.open(call.client) as upload:
                 form = await read_upload(messages, upload)
-                await self._answer(*read(form.fields), upload, call)
+                fields = FormFields(form.fields)
+                wanted = read(fields)
+                call.ignore_unknown(fields.unread())
+                await self._answer(*wanted, upload, call)
 
     async def _answer(self, answer: Answer, wanted: TranscriptionRequest, upload: Upload, call: Call) -> None:
         stored = await self._models.find(wanted.model)

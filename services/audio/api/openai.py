@@ -1,8 +1,9 @@
 """OpenAI's transcriptions and translations: forms are read and checked, bodies and stream events are built.
 
 Reference: https://platform.openai.com/docs/api-reference/audio. A parameter of OpenAI's that allm cannot honour is
-rejected by name; an unknown parameter is ignored. Extensions: `vad_filter` and `beam_size`, and for translations
-`language`, the spoken language. `duration` and `usage.seconds` measure the sound as sent, silence included.
+rejected by name; an unknown parameter is ignored, and named in the response. Extensions: `vad_filter` and `beam_size`,
+and for translations `language`, the spoken language. `duration` and `usage.seconds` measure the sound as sent, silence
+included.
 """
 
 from __future__ import annotations
@@ -152,22 +153,20 @@ class Answer:
     logprobs: bool = False
 
 
-def read_transcription(given: Sequence[tuple[str, str]]) -> tuple[Answer, TranscriptionRequest]:
-    """Reads the fields of POST /v1/audio/transcriptions.
+def read_transcription(fields: FormFields) -> tuple[Answer, TranscriptionRequest]:
+    """Reads the form of POST /v1/audio/transcriptions.
 
     Raises:
         InvalidRequest: a value is wrong, or parameters are mutually exclusive; the error names them.
         Unsupported: a parameter cannot be honoured; the error names it.
     """
-    fields = FormFields(given)
     _refuse(fields, REFUSED)
     answer = _answer(fields)
     return answer, _request(fields, answer, "transcribe")
 
 
-def read_translation(given: Sequence[tuple[str, str]]) -> tuple[Answer, TranscriptionRequest]:
-    """Reads the fields of POST /v1/audio/translations; raises as `read_transcription` does."""
-    fields = FormFields(given)
+def read_translation(fields: FormFields) -> tuple[Answer, TranscriptionRequest]:
+    """Reads the form of POST /v1/audio/translations; raises as `read_transcription` does."""
     if fields.switch("stream"):
         raise Unsupported("'stream' is not supported for translations.", param="stream")
     _refuse(fields, NOT_TRANSLATED)

@@ -7,7 +7,7 @@ all requests together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body, send_body, undeclared
-from services.rest.openai.multipart import FilePart, Form, Sink, discarding_rest, read_form
+from services.rest.openai.multipart import FilePart, Form, FormFields, Sink, discarding_rest, read_form
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.rpc.shares import Share, Shares
@@ -41,7 +41,7 @@ from services.rpc.shares import Share, Shares
 FILE_SECONDS = 600.0  # time limit for sending a picture
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
-ReadForm = Callable[[Sequence[tuple[str, str]], bytes, bytes], tuple[Answer, ImageRequest]]
+ReadForm = Callable[[FormFields, bytes, bytes], tuple[Answer, ImageRequest]]
 
 
 class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
@@ -88,7 +88,10 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         async with discarding_rest(messages):
             with self._uploads.open(call) as upload:
                 form = await upload.read(messages)
-                await self._answer(*read(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
+                fields = FormFields(form.fields)
+                wanted = read(fields, upload.file(IMAGE), upload.file(MASK))
+                call.ignore_unknown([*fields.unread(), *(part.name for part in form.files if part.name not in NAMES)])
+                await self._answer(*wanted, call)
 
     async def _answer(self, answer: Answer, wanted: ImageRequest, call: Call) -> None:
         stored = await self._models.find(wanted.model)

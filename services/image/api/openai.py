@@ -1,7 +1,7 @@
 """OpenAI's images: JSON bodies and forms are read and checked, responses and stream events are built.
 
 Reference: https://platform.openai.com/docs/api-reference/images. An OpenAI parameter that allm cannot honour is refused
-by name; an unknown parameter is ignored, and named in the response if it came as JSON. Extensions: `seed`, `steps`,
+by name; an unknown parameter is ignored, and named in the response. Extensions: `seed`, `steps`,
 `guidance`, `negative_prompt`, `scheduler`, and, with an image, `strength`.
 
 Usage has OpenAI's fields with our own units: a text token is a token of the model's text encoder, an image token is
@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -183,23 +183,22 @@ def read_generation(body: httpbody_pb2.HttpBody) -> tuple[Answer, ImageRequest]:
     return _read(asked, "generate", b"", b"")
 
 
-def read_edit(given: Sequence[tuple[str, str]], image: bytes, mask: bytes) -> tuple[Answer, ImageRequest]:
-    """Reads the fields of POST /v1/images/edits; raises as `read_generation` does."""
-    return _read(_asked(given), "edit", image, mask)
+def read_edit(fields: FormFields, image: bytes, mask: bytes) -> tuple[Answer, ImageRequest]:
+    """Reads the form of POST /v1/images/edits; raises as `read_generation` does."""
+    return _read(_asked(fields), "edit", image, mask)
 
 
-def read_variation(given: Sequence[tuple[str, str]], image: bytes, mask: bytes) -> tuple[Answer, ImageRequest]:
-    """Reads the fields of POST /v1/images/variations; raises as `read_generation` does."""
-    asked = _asked(given)
+def read_variation(fields: FormFields, image: bytes, mask: bytes) -> tuple[Answer, ImageRequest]:
+    """Reads the form of POST /v1/images/variations; raises as `read_generation` does."""
+    asked = _asked(fields)
     for name in NOT_VARIED:
         if getattr(asked, name, None) or (name == "mask" and mask):
             raise Unsupported(f"'{name}' is not supported for variations.", param=name)
     return _read(asked, "vary", image, b"")
 
 
-def _asked(given: Sequence[tuple[str, str]]) -> Asked:
+def _asked(fields: FormFields) -> Asked:
     """Reads a form's fields."""
-    fields = FormFields(given)
     integers = ("n", "output_compression", "partial_images", "seed", "steps")
     numbers = ("guidance", "strength")
     found: dict[str, Any] = {name: fields.integer(name) for name in integers}

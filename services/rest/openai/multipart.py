@@ -255,9 +255,19 @@ class FormFields:
         self._values: dict[str, list[str]] = {}
         for name, value in fields:
             self._values.setdefault(name, []).append(value)
+        self._read: set[str] = set()
+
+    def unread(self) -> list[str]:
+        """Returns the names of the fields that nobody has read, except empty and null ones."""
+        return [
+            name
+            for name, values in self._values.items()
+            if name not in self._read and any(value.strip() not in _NOTHING for value in values)
+        ]
 
     def text(self, name: str) -> str:
         """Returns a text unchanged; "" if missing."""
+        self._read.add(name)
         values = self._values.get(name, [])
         if len(values) > 1:
             raise InvalidRequest(f"'{name}' is given {len(values)} times; once is allowed.", param=name)
@@ -306,7 +316,9 @@ class FormFields:
 
     def array(self, name: str) -> list[str]:
         """Returns the elements of an array of texts; empty if missing."""
-        return [value for key in (name, f"{name}[]") for value in self._values.get(key, []) if value not in _NOTHING]
+        keys = (name, f"{name}[]")
+        self._read.update(keys)
+        return [value for key in keys for value in self._values.get(key, []) if value not in _NOTHING]
 
     def members(self, name: str) -> dict[str, str] | str | None:
         """Returns an object's members as text; a plain text if one was sent instead; None if missing."""

@@ -21,6 +21,7 @@ from services.models.store import StoredModel
 from services.rest.openai import body
 from services.rest.openai.body import JSON
 from services.rpc.call import Call, typed
+from services.text.api.other_parameters import unknown_parameters
 from services.text.engine.messages import MAX_EMBEDDED_TOKENS, USUAL_BYTES
 from services.text.manager import TextModels
 
@@ -152,7 +153,7 @@ def body_pieces(embedding: Embedding, encoding: str | None) -> Iterator[bytes]:
 async def create_embedding(models: TextModels, embeddings: Embeddings, raw: httpbody_pb2.HttpBody, call: Call) -> None:
     """Sends one JSON body in pieces."""
     given, request = read_request(raw)
-    call.ignore_unknown(list(body.undeclared(raw, EmbeddingsRequest)))
+    call.ignore_unknown(unknown_parameters(raw, EmbeddingsRequest))
     stored = await models.find(request.model)
     call.model = stored.id
     embedding = await embeddings.embed(stored, request, call.client)

@@ -24,6 +24,7 @@ from services.rest.openai import body
 from services.rest.openai.body import json_body
 from services.rpc.call import Call, typed
 from services.text.api.openai_sampling import refuse_others
+from services.text.api.other_parameters import unknown_parameters
 from services.text.engine.messages import MAX_EMBEDDED_TOKENS, USUAL_BYTES
 from services.text.manager import TextModels
 
@@ -213,13 +214,16 @@ def score_object(model_id: str, scores: Sequence[float], tokens: int) -> dict[st
 async def create_rerank(models: TextModels, reranking: Reranking, raw: httpbody_pb2.HttpBody, call: Call) -> None:
     """Sends one JSON body."""
     request, ranking = read_rerank(raw)
+    call.ignore_unknown(unknown_parameters(raw, RerankBody))
     stored, scores, tokens = await _scored(models, reranking, ranking, call)
     await call.send(json_body(rerank_object(request, stored.id, scores, tokens)))
 
 
 async def create_score(models: TextModels, reranking: Reranking, raw: httpbody_pb2.HttpBody, call: Call) -> None:
     """Sends one JSON body."""
-    stored, scores, tokens = await _scored(models, reranking, read_score(raw), call)
+    ranking = read_score(raw)
+    call.ignore_unknown(unknown_parameters(raw, ScoreBody))
+    stored, scores, tokens = await _scored(models, reranking, ranking, call)
     await call.send(json_body(score_object(stored.id, scores, tokens)))
 
 

@@ -415,4 +415,13 @@ def test_objects_that_are_none() -> None:
     assert "must be a JSON object" in refused(one('{"x"').members)
     assert "must be a JSON object" in refused(one("{" * 100_000).members)
     assert "as a whole and in parts" in refused(FormFields([("a", "auto"), ("a[x]", "1")]).members)
+
+
+def test_fields_that_nobody_reads_are_known_by_name() -> None:
+    names = ("text", "list[]", "object[x]", "number", "more", "more", "other[]", "empty", "nothing")
+    fields = FormFields([*((name, "1") for name in names[:-2]), ("empty", " "), ("nothing", "null")])
+    assert fields.unread() == ["text", "list[]", "object[x]", "number", "more", "other[]"]
+    assert (fields.text("text"), fields.array("list"), fields.members("object")) == ("1", ["1"], {"x": "1"})
+    assert (fields.number("number"), fields.choice("missing", ("a",), "a")) == (1, "a")
+    assert fields.unread() == ["more", "other[]"]
     assert "2 times" in refused(FormFields([("a[x]", "1"), ("a[x]", "2")]).members)

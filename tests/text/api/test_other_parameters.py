@@ -14,7 +14,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from services.errors import Unsupported
 from services.text.api.chat.openai_request import ChatCompletionRequest
 from services.text.api.completions import LegacyRequest
+from services.text.api.embeddings import EmbeddingsRequest
 from services.text.api.other_parameters import unknown_parameters
+from services.text.api.rerank import RerankBody
 from services.text.api.responses.openai_request import ResponseBody
 from tests.case import case
 
@@ -56,4 +58,7 @@ def test_what_would_change_the_answer_is_refused_and_what_would_not_is_accepted(
             with pytest.raises(Unsupported) as caught:
                 unknown(**{name: refused})
             assert (caught.value.param, caught.value.http_status) == (name, 400)
+    for kind in (EmbeddingsRequest, RerankBody):
+        with case(kind=kind), pytest.raises(Unsupported, match="truncate_prompt_tokens"):
+            unknown(kind, truncate_prompt_tokens=8)
     assert unknown(user="u", cache_prompt=True, dry_base=1.75, priority=3, client_metadata={}) == []

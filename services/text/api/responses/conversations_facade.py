@@ -5,7 +5,7 @@ Reference: https://platform.openai.com/docs/api-reference/conversations.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from allm.openai.v1 import conversations_service_pb2, conversations_service_pb2_grpc
@@ -16,6 +16,7 @@ from services.rest.openai.body import json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.text.api.openai_sampling import check_metadata
+from services.text.api.other_parameters import unknown_parameters
 from services.text.api.responses.openai import is_newest_first, item_object, items_object, items_of
 from services.text.api.responses.openai_request import check_include
 from services.text.responses.conversations import Conversation, check_added
@@ -24,6 +25,7 @@ from services.text.responses.responses import Responses, page_of
 
 SECONDS = 30.0  # for calls that only access the store
 DEFAULT_LIMIT = 20
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 class CreateBody(msgspec.Struct):
@@ -57,7 +59,7 @@ class ConversationsFacade(conversations_service_pb2_grpc.ConversationsServiceSer
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Creates a conversation."""
-        given = body.decode(request, CreateBody) if request.data.strip() else CreateBody()
+        given = _read(request, CreateBody, call) if request.data.strip() else CreateBody()
         check_metadata(given.metadata or {})
         items = await self._items(given.items or [], call)
         return _object(await self._conversations.create(call.client, items, given.metadata or {}))
@@ -74,7 +76,7 @@ class ConversationsFacade(conversations_service_pb2_grpc.ConversationsServiceSer
         self, request: conversations_service_pb2.UpdateConversationRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Replaces a conversation's metadata."""
-        given = body.decode(request.body, UpdateBody)
+        given = _read(request.body, UpdateBody, call)
         check_metadata(given.metadata or {})
         return _object(await self._conversations.update(call.client, request.conversation_id, given.metadata or {}))
 
@@ -92,7 +94,7 @@ class ConversationsFacade(conversations_service_pb2_grpc.ConversationsServiceSer
     ) -> httpbody_pb2.HttpBody:
         """Adds items at the end of a conversation."""
         check_include([*request.include, *request.include_brackets])
-        items = await self._items(body.decode(request.body, ItemsBody).items, call)
+        items = await self._items(_read(request.body, ItemsBody, call).items, call)
         await self._conversations.extend(call.client, request.conversation_id, items)
         return json_body(items_object(items, has_more=False))
 
@@ -130,6 +132,13 @@ class ConversationsFacade(conversations_service_pb2_grpc.ConversationsServiceSer
         check_added(given)
         await self._responses.check_room(call.client)
         return await self._responses.resolved(items_of(given, "items"), call.client)
+
+
+def _read(raw: httpbody_pb2.HttpBody, kind: type[B], call: Call) -> B:
+    """Decodes a body, and names its unknown parameters in the response."""
+    given = body.decode(raw, kind)
+    call.ignore_unknown(unknown_parameters(raw, kind))
+    return given
 
 
 def _object(conversation: Conversation) -> httpbody_pb2.HttpBody:
