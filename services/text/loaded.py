@@ -43,7 +43,7 @@ class PendingText(Pending):
     def __init__(self) -> None:
         super().__init__()
         self.prompt_tokens = 0
-        self.prompt = ""  # the text of a prompt given as tokens, available after acceptance
+        self.prompt = ""  # the text of a prompt given as tokens, or scored; available after acceptance
 
     async def accepted(self) -> int:
         """Waits until the input is tokenized and returns its token count. Raises the error that ended the request."""
@@ -161,7 +161,7 @@ class Answer(PendingText):
         """Adds a piece from the worker."""
         self._pieces.append(piece)
         self.tokens = piece.completion_tokens
-        if self._first is None:
+        if self._first is None and (piece.completion_tokens or piece.finish):
             self._first, self._begun_at = piece, time.monotonic()
         if piece.finish:
             self.finish()
@@ -217,13 +217,15 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         cache_key: str = "",
         suffix: str = "",
         prediction: str = "",
+        *,
+        scored: bool = False,
     ) -> AsyncIterator[Answer]:
         """Runs a request while the block runs; leaving it early cancels the request.
 
         `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
         each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached;
         `suffix` is the text after the gap that the answer fills;
-        `prediction` is the answer that the caller expects.
+        `prediction` is the answer that the caller expects; `scored`: `logprobs` is for the prompt's tokens, too.
 
         Raises:
             Overloaded: the queue is full.
@@ -249,6 +251,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 deadline=deadline.at if deadline else None,
                 suffix=suffix,
                 prediction=prediction,
+                scored=scored,
             )
 
         with self._open(answer, submit):
@@ -271,8 +274,9 @@ class LoadedTextModel(TextModelInWorker[Answer]):
 
     def _measure(self, answer: Answer, piece: Piece) -> None:
         """Passes a piece to its answer and updates the metrics."""
-        before, first = answer.tokens, answer.first_token_seconds is None
+        before, waited = answer.tokens, answer.first_token_seconds is None
         answer.push(piece)
+        first = waited and answer.first_token_seconds is not None
         self._generated.inc(piece.completion_tokens - before)
         if not (first or piece.finish):
             return
@@ -290,5 +294,6 @@ class LoadedTextModel(TextModelInWorker[Answer]):
 
 def _size(piece: Piece) -> int:
     """Estimates the memory of a piece in bytes."""
-    logprobs = sum(1 + len(each.top) for each in piece.logprobs or ())
+    found = (*(piece.logprobs or ()), *(piece.prompt_logprobs or ()))
+    logprobs = sum(1 + len(each.top) for each in found)
     return (1 + logprobs) * _PIECE_BYTES + len(piece.text)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from services.text.conversation import (
     AnswerEvent,
@@ -34,19 +35,26 @@ class AnswerContent:
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of a scored prompt; the first is 0, not known
     finish: FinishReason | None = None
 
 
 class Choice:
     """A reader of one answer. Awaiting `ready` extends `content`."""
 
-    def __init__(self, answer: Answer, parser: Parser | None, *, parallel: bool = True) -> None:
-        """`parser`: reads the markup of the answer; None: it has none. `parallel`: calls after the first one count."""
+    def __init__(
+        self, answer: Answer, parser: Parser | None, *, parallel: bool = True, prompt_only: bool = False
+    ) -> None:
+        """`parser`: reads the markup of the answer; None: it has none. `parallel`: calls after the first one count.
+
+        `prompt_only`: the answer, of one token, is only there to end the prompt, and is dropped.
+        """
         self.content = AnswerContent()
         self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
         self._answer = answer
         self._parser = parser
         self._parallel = parallel
+        self._prompt_only = prompt_only
         self._tokens = 0
         self._reasoning_tokens = 0
 
@@ -57,8 +65,12 @@ class Choice:
 
     @property
     def prompt(self) -> str:
-        """The text of a prompt given as tokens, available with the first part of the answer."""
+        """The text of a prompt given as tokens, or scored; available with the first part of the answer."""
         return self._answer.prompt
+
+    async def accepted(self) -> int:
+        """Waits until the prompt is tokenized and returns its token count. Raises the request's error."""
+        return await self._answer.accepted()
 
     async def ready(self) -> list[AnswerEvent]:
         """Waits for events, `Finished` last; may return none while text is held back. Raises the request's error."""
@@ -69,6 +81,10 @@ class Choice:
 
     def _read(self, piece: Piece) -> list[AnswerEvent]:
         parsed: list[ParsedEvent] = []
+        self.content.prompt_logprobs += piece.prompt_logprobs or ()
+        if self._prompt_only:
+            finish: Literal["length"] | None = "length" if piece.finish else None
+            piece = replace(piece, text="", finish=finish, completion_tokens=0, logprobs=None)
         if piece.text:
             parsed += self._parser.push(piece.text) if self._parser else [TextDelta(piece.text)]
         if piece.finish and self._parser:

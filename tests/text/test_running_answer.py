@@ -54,6 +54,24 @@ async def test_text_is_streamed_as_it_comes() -> None:
     assert running.usage == Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=3)
 
 
+async def test_a_scored_prompt_comes_before_the_first_token_and_may_be_all() -> None:
+    answer = Answer()
+    answer.prompt_tokens = 2
+    answer.push(Piece(1, "", None, 0, 0, prompt_logprobs=[FIRST]))
+    answer.push(Piece(1, "", None, 0, 0, prompt_logprobs=[SECOND]))
+    assert answer.first_token_seconds is None
+    running, alone = Choice(answer, None), Choice(answer, None, prompt_only=True)
+    assert await running.ready() == []
+    assert running.content.prompt_logprobs == [FIRST, SECOND]
+    for reader in (running, alone):
+        answer.push(Piece(1, "Hi", "stop", 1, 0, [FIRST]))
+        await reader.ready()
+    assert (running.content.text, running.content.logprobs, running.usage.completion_tokens) == ("Hi", [FIRST], 1)
+    assert (alone.content.text, alone.content.logprobs, alone.usage.completion_tokens) == ("", [], 0)
+    assert (running.content.finish, alone.content.finish) == ("stop", "length")
+    assert answer.first_token_seconds is not None
+
+
 async def test_a_call_has_an_id_and_ends_the_answer_as_a_call() -> None:
     running = choice(piece(CALL[:30], 1), piece(CALL[30:], 2), piece("", 3, "stop"))
     begun, *deltas, finished = await all_events(running)

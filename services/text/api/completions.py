@@ -7,10 +7,12 @@ support is rejected by name. The extensions are those of Chat Completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from google.api import httpbody_pb2
 
@@ -18,7 +20,7 @@ from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from services.models.store import StoredModel
 from services.rest.openai import body, sse
-from services.rest.openai.body import json_body
+from services.rest.openai.body import json_body, send_body
 from services.rpc.call import Call
 from services.text import limits
 from services.text.api.chat.openai import usage_object
@@ -37,6 +39,9 @@ DEFAULT_TOKENS = 16  # OpenAI's default of `max_tokens`
 MAX_PROMPTS = 128
 MAX_ANSWERS = 128  # prompts times choices
 MAX_LOGPROBS = 5
+MAX_SCORED_TOKENS = 128 * 1024  # of all prompts of a request with logprobs of its prompts, which take a kilobyte each
+PART_TOKENS = 512  # whose logprobs are converted without a pause
+T = TypeVar("T")
 
 Prompt = str | list[int]
 
@@ -51,6 +56,8 @@ class CompletionRequest:
     choices: int = 1
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     suffix: str = ""  # the text after the gap that the answer fills; empty: the answer continues the prompt
+    scored: bool = False  # whether `logprobs` is also for the tokens of the prompts
+    prompt_only: bool = False  # whether nothing follows the prompts
     output: OutputFormat = FREE_TEXT
 
 
@@ -69,6 +76,7 @@ class Completions:
         Raises:
             ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot fill in.
             ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
+            InvalidRequest: the prompts are too long together for logprobs of all their tokens.
             Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
@@ -89,18 +97,30 @@ class Completions:
                             grammar,
                             logprobs=request.logprobs,
                             suffix=request.suffix,
+                            scored=request.scored,
                         )
                     )
-                    choices.append(Choice(answer, parser=None))
+                    choices.append(Choice(answer, parser=None, prompt_only=request.prompt_only))
             ignored = without_effect(request.sampling) if grammar else []
             prompts = len(request.prompts)
             completion = Completion(stored.id, choices, prefix="cmpl", prompts=prompts, ignored=ignored)
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             try:
+                if request.scored:
+                    _check_scored(sum([await choice.accepted() for choice in choices]))
                 yield completion
             except ContextLengthExceeded as error:
                 raise ContextLengthExceeded(error.message, param="prompt") from error
+
+
+def _check_scored(tokens: int) -> None:
+    if tokens > MAX_SCORED_TOKENS:
+        message = (
+            f"'echo' with 'logprobs' may have {MAX_SCORED_TOKENS} tokens of prompts, counted for each choice, "
+            f"not {tokens}; send them as several requests."
+        )
+        raise InvalidRequest(message, param="prompt")
 
 
 class LegacyRequest(ConstraintBody, kw_only=True):
@@ -139,9 +159,9 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
     if request.best_of not in (None, choices):
         raise Unsupported("'best_of' other than 'n' is not supported.", param="best_of")
     _check_logprobs(request)
-    sampling = sampling_of(
-        request, DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens, request.logit_bias
-    )
+    most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    prompt_only = bool(request.echo) and most == 0
+    sampling = sampling_of(request, 1 if prompt_only else most, request.logit_bias)
     limits.check_sampling(sampling)
     output, names = constrained(request, FREE_TEXT)
     with body.called(names):
@@ -153,6 +173,8 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
         choices=choices,
         logprobs=request.logprobs,
         suffix=request.suffix or "",
+        scored=bool(request.echo) and request.logprobs is not None,
+        prompt_only=prompt_only,
         output=output,
     )
 
@@ -175,8 +197,8 @@ def _check_logprobs(request: LegacyRequest) -> None:
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
         message = f"'logprobs' must be 0 to {MAX_LOGPROBS}, not {request.logprobs}."
         raise InvalidRequest(message, param="logprobs")
-    if request.echo and request.logprobs is not None:
-        raise Unsupported("'echo' with 'logprobs' is not supported: a prompt's are not computed.", param="echo")
+    if request.echo and request.logprobs is not None and request.suffix:
+        raise Unsupported("'echo' with 'logprobs' is not supported beside 'suffix'.", param="echo")
 
 
 class LegacyWriter:
@@ -195,15 +217,39 @@ class LegacyWriter:
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
         self._logprobs = logprobs
         self._obfuscated = obfuscated
-        self._offsets: dict[int, int] = {}  # characters sent so far, by choice
+        self._offsets: dict[int, _Offsets] = {}  # by choice
 
-    def whole(self, answers: Sequence[AnswerContent], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
-        """Builds one object with all choices; `echoes` precede their texts."""
-        choices = [
-            self._choice(index, echo + answer.text, answer.logprobs, answer.finish)
-            for index, (answer, echo) in enumerate(zip(answers, echoes, strict=True))
-        ]
+    async def whole(self, answers: Sequence[AnswerContent], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
+        """Builds one object with all choices; `echoes` precede their texts. Other requests run in between."""
+        choices = []
+        for index, (answer, echo) in enumerate(zip(answers, echoes, strict=True)):
+            parts = [part async for part in _shared(self.scored(index, answer, echo))]
+            parts += [self._logprobs_object(index, answer.logprobs)] if answer.logprobs else []
+            choice = self._choice(index, echo + answer.text, (), answer.finish)
+            if self._logprobs and parts:
+                choice["logprobs"] = {name: [each for part in parts for each in part[name]] for name in parts[0]}
+            choices.append(choice)
         return {**self._head, "choices": choices, "usage": usage_object(usage)}
+
+    def scored(self, index: int, answer: AnswerContent, echo: str) -> Iterator[dict[str, list[Any]]]:
+        """Yields the logprobs of a choice's prompt in parts. Its first token follows nothing, so it has none."""
+        tokens = answer.prompt_logprobs
+        if not tokens:
+            return
+        # A tokenizer may put a token or a space before the text.
+        before = len(b"".join(token.piece for token in tokens).decode(errors="replace")) - len(echo)
+        self._offsets[index] = _Offsets(-before)
+        for at in range(0, len(tokens), PART_TOKENS):
+            part = self._logprobs_object(index, tokens[at : at + PART_TOKENS])
+            if not at:
+                part["token_logprobs"][0] = part["top_logprobs"][0] = None
+            yield part
+
+    def echo(self, index: int, text: str, logprobs: dict[str, list[Any]] | None) -> dict[str, Any]:
+        """Builds a chunk with the text of a prompt, or with logprobs of more of its tokens."""
+        chunk = self.chunk(index, text)
+        chunk["choices"][0]["logprobs"] = logprobs
+        return chunk
 
     def chunk(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob] = (), finish: str | None = None
@@ -221,17 +267,43 @@ class LegacyWriter:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs_object(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offsets, at = [], self._offsets.get(index, 0)
-        for token in tokens:
-            offsets.append(at)
-            at += len(_text(token.piece))
-        self._offsets[index] = at
+        offsets = self._offsets.setdefault(index, _Offsets())
         return {
             "tokens": [_text(token.piece) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{_text(piece): logprob for piece, logprob in token.top} for token in tokens],
-            "text_offset": offsets,
+            "top_logprobs": [_top(token) for token in tokens],
+            "text_offset": [offsets.take(token.piece) for token in tokens],
         }
+
+
+class _Offsets:
+    """The places of a choice's tokens in its text, in characters."""
+
+    def __init__(self, start: int = 0) -> None:
+        """`start`: the place of the first token; below 0 if the text begins within or after it."""
+        self._at = start
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+
+    def take(self, piece: bytes) -> int:
+        """Returns the place of the next token: the number of whole characters before it."""
+        at = self._at
+        self._at += len(self._decode(piece))
+        return max(0, at)
+
+
+def _top(token: TokenLogprob) -> dict[str, float]:
+    """Returns the likeliest tokens and, as OpenAI does, the token itself; of equal texts the likeliest."""
+    found: dict[str, float] = {}
+    for piece, logprob in (*token.top, (token.piece, token.logprob)):
+        found.setdefault(_text(piece), logprob)
+    return found
+
+
+async def _shared(parts: Iterator[T]) -> AsyncIterator[T]:
+    """Lets other requests run between two parts."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
 
 
 def _text(piece: bytes) -> str:
@@ -265,7 +337,8 @@ async def _answer(given: LegacyRequest, request: CompletionRequest, completion: 
     await completion.whole()
     answers = [choice.content for choice in completion.choices]
     echoes = [_echo(request, completion, index) if given.echo else "" for index in range(len(answers))]
-    await call.send(json_body(writer.whole(answers, echoes, completion.usage)))
+    whole = json_body(await writer.whole(answers, echoes, completion.usage))
+    await send_body(call, whole.content_type, whole.data)
 
 
 async def _stream(
@@ -277,8 +350,8 @@ async def _stream(
         for index, event in await completion.ready():
             if index not in begun:
                 begun.add(index)
-                if echoed and (echo := _echo(echoed, completion, index)):
-                    events.append(writer.chunk(index, echo))
+                if echoed:
+                    await _send_echo(echoed, completion, index, writer, call)
             if isinstance(event, TextDelta):
                 events.append(writer.chunk(index, event.text, event.logprobs))
             elif isinstance(event, Finished):
@@ -287,6 +360,17 @@ async def _stream(
             events.append(writer.usage(completion.usage))
         end = (sse.DONE,) if completion.finished else ()
         await call.send(sse.body((*map(sse.data, events), *end)))
+
+
+async def _send_echo(
+    request: CompletionRequest, completion: Completion, index: int, writer: LegacyWriter, call: Call
+) -> None:
+    """Sends the text of a choice's prompt, and its logprobs in parts."""
+    text = _echo(request, completion, index)
+    parts = writer.scored(index, completion.choices[index].content, text)
+    await call.send(sse.body((sse.data(writer.echo(index, text, next(parts, None))),)))
+    for part in parts:
+        await call.send(sse.body((sse.data(writer.echo(index, "", part)),)))
 
 
 def _echo(request: CompletionRequest, completion: Completion, index: int) -> str:

@@ -130,7 +130,8 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
     except EngineError as error:
         send(error.refusal(submit.request))
         return None
-    send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, given)))
+    text = _text(runtime, given) if submit.scored or not isinstance(submit.prompt, str) else ""
+    send(Accepted(submit.request, len(tokens), text))
     return Sequence(
         submit.request,
         submit.client,
@@ -142,6 +143,7 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         submit.cache_key,
         math.inf if submit.deadline is None else submit.deadline,
         prediction,
+        submit.scored,
     )
 
 
@@ -202,7 +204,7 @@ def _longest(piece: Callable[[int, bool], bytes], vocabulary: int) -> int:
 
 
 def _text(runtime: Runtime, tokens: list[int]) -> str:
-    return b"".join(runtime.piece(token, special=True) for token in tokens).decode(errors="replace")
+    return b"".join(runtime.name(token) for token in tokens).decode(errors="replace")
 
 
 def _refusal(submit: Submit, prompt: int, context: int) -> RequestRefused | None:

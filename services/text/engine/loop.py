@@ -16,7 +16,7 @@ from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
 from services.text.engine.prefix_reuse import PrefixReuse, StateReuse, StreamReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import Outcomes, OutOfCells, Runtime, TokenSpan
+from services.text.engine.runtime import Outcomes, OutOfCells, Runtime, Scoring, TokenSpan
 from services.text.engine.sequence import Sequence
 from services.text.engine.speculation import Speculation, StepCosts
 from services.text.engine.token_budget import EvenGaps, share_out
@@ -190,7 +190,8 @@ class BatchLoop(RequestLoop):
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
             sampler = sequence.sampler if sequence.missing == count else None
             guesses = drafts.get(sequence, [])
-            spans.append(TokenSpan(sequence.id, sequence.computed, tokens + guesses, sampler, len(guesses)))
+            scoring = _scoring(sequence, count) if sequence.scoring else None
+            spans.append(TokenSpan(sequence.id, sequence.computed, tokens + guesses, sampler, len(guesses), scoring))
         started = time.monotonic()
         try:
             sampled = self._runtime.step(spans)
@@ -213,6 +214,8 @@ class BatchLoop(RequestLoop):
             answers = sum(sequence.decoding for sequence, _ in plan)
             self._even.took(answers, self._batch[1] - answers, seconds)
         for (sequence, count), span, outcomes in zip(plan, spans, sampled, strict=True):
+            if span.scoring:
+                self._score(sequence, span.start + 1, span.scoring.found)
             self._computed(sequence, count)
             self._take_outcomes(sequence, outcomes, span.drafts)
 
@@ -256,6 +259,13 @@ class BatchLoop(RequestLoop):
             drafted=self._speculation.drafted,
             accepted=self._speculation.accepted,
         )
+
+
+def _scoring(sequence: Sequence, count: int) -> Scoring:
+    """Returns the tokens of a prompt whose logprobs the next `count` tokens give."""
+    start = sequence.computed + 1
+    end = min(start + count, sequence.prompt_tokens)
+    return Scoring(sequence.tokens[start:end], sequence.logprobs or 0)
 
 
 def _in_turn(running: list[Sequence]) -> list[Sequence]:

@@ -65,6 +65,7 @@ class Submit:
     deadline: float | None = None  # on the monotonic clock; the caller has given up by then
     suffix: str = ""  # the text after a gap that the answer fills; empty: the answer continues the prompt
     prediction: str = ""  # the answer that the caller expects, which may make it faster; empty: none
+    scored: bool = False  # whether `logprobs`, which is then no None, is also for the tokens of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Accepted:
 
     request: int
     prompt_tokens: int
-    prompt: str = ""  # the text of a prompt that was sent as tokens
+    prompt: str = ""  # the text of all tokens, if the prompt was sent as tokens or is scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ class Piece:
     logprobs: list[TokenLogprob] | None = None  # if requested: of the tokens in `text`
     accepted_tokens: int = 0  # of the completion tokens: those that were guessed before (speculation.py)
     rejected_tokens: int = 0  # guesses that were wrong; no part of the completion tokens
+    # Of a scored prompt: the next tokens with their logprobs. That of the very first, which follows nothing, is 0.
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)

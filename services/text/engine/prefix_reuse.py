@@ -102,7 +102,7 @@ class PrefixReuse:
 
     def _may_reuse(self, sequence: Sequence) -> bool:
         # Reused cells come from batches of another shape and differ in the last bits; a seed asks for equal runs.
-        return self._on and sequence.params.seed is None
+        return self._on and sequence.params.seed is None and not sequence.scoring
 
     def _common(self, sequence: Sequence, other: Sequence) -> int:
         if other is sequence or other.client != sequence.client or other.tokens[:BLOCK] != sequence.tokens[:BLOCK]:

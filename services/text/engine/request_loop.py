@@ -15,10 +15,11 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.text.engine.messages import Counters, DecoderReady, FinishReason, Hold, Piece, Stepped
+from services.text.engine.messages import Counters, DecoderReady, FinishReason, Hold, Piece, Stepped, TokenLogprob
 from services.text.engine.runtime import Sampled
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
+from services.text.engine.token_budget import MOST_SCORED
 from services.worker.loop import DEADLINE_PASSED, WorkerLoop, expired
 from services.worker.messages import Cancel, EngineError, Phase, Stop
 
@@ -44,6 +45,9 @@ class Speaker(Protocol):
 
     def piece(self, token: int, special: bool) -> bytes:
         """Returns the bytes that a token adds to the text: a control token's name if `special`, nothing for an end."""
+
+    def name(self, token: int) -> bytes:
+        """Returns the bytes of a token, as logprobs show it: ends and control tokens by name."""
 
     def is_end(self, token: int) -> bool:
         """Returns True if the token ends the model's turn."""
@@ -193,6 +197,8 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
         params = sequence.params
         ends = self._speaker.is_end(sampled.token) and not params.ignore_eos
         if ends or sampled.token in params.stop_token_ids:
+            if sequence.scored:
+                self._push_logprob(sequence, sampled)
             finish, text = "stop", sequence.text.flush()
         else:
             text = self._push(sequence, sampled)
@@ -201,7 +207,9 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
             elif len(sequence.tokens) >= sequence.last_token:
                 finish, text = "length", text + sequence.text.flush()
         if text or finish:
-            logprobs = sequence.held_logprobs.take(sequence.text.shown) if sequence.held_logprobs else None
+            # The logprobs of a scored request are one for each token, even if a token has no text.
+            shown = None if finish and sequence.scored and not sequence.text.stopped else sequence.text.shown
+            logprobs = sequence.held_logprobs.take(shown) if sequence.held_logprobs else None
             self._pieces.append(
                 Piece(
                     sequence.request,
@@ -221,9 +229,22 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
     def _push(self, sequence: Sequence, sampled: Sampled) -> str:
         """Adds a token's text, and its logprob if the token has text. Returns the text that may be shown."""
         piece = self._speaker.piece(sampled.token, sequence.special)
-        if piece and sequence.held_logprobs and sampled.logprob:
-            sequence.held_logprobs.add(sequence.text.decoded, sampled.logprob)
+        if piece or sequence.scored:
+            self._push_logprob(sequence, sampled)
         return sequence.text.push(piece, stops=sequence.generated > sequence.params.min_tokens)
+
+    def _push_logprob(self, sequence: Sequence, sampled: Sampled) -> None:
+        if sequence.held_logprobs and sampled.logprob:
+            sequence.held_logprobs.add(sequence.text.decoded, sampled.logprob)
+
+    def _score(self, sequence: Sequence, start: int, found: Tokens[TokenLogprob]) -> None:
+        """Sends the logprobs of a prompt's tokens from position `start` on, apart from those that were sent before."""
+        new = list(found[max(0, sequence.scores - start) :])
+        if not sequence.scores:
+            new.insert(0, TokenLogprob(self._speaker.name(sequence.tokens[0]), 0.0, []))
+        sequence.scores += len(new)
+        for at in range(0, len(new), MOST_SCORED):
+            self._pieces.append(Piece(sequence.request, "", None, 0, 0, prompt_logprobs=new[at : at + MOST_SCORED]))
 
     def _retire(self, sequence: Sequence) -> None:
         """Ends a running request and frees its resources immediately."""

@@ -7,7 +7,7 @@ thread calls all methods except `tokenize` and `constraint`, which another threa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
@@ -22,6 +22,15 @@ class OutOfCells(Exception):
 
 
 @dataclass(slots=True)
+class Scoring:
+    """Tokens of a prompt whose logprobs a step finds. Each follows the token at its place of the span."""
+
+    tokens: Sequence[int]
+    top: int  # number of most likely tokens to report at each place
+    found: list[TokenLogprob] = field(default_factory=list)  # one for each token, from `Runtime.step`
+
+
+@dataclass(slots=True)
 class TokenSpan:
     """Tokens of one sequence to compute in a step."""
 
@@ -30,10 +39,13 @@ class TokenSpan:
     tokens: Sequence[int]
     sampler: Any | None  # from `Runtime.sampler`, to sample the next token; None inside a prompt
     drafts: int = 0  # tokens at the end that are guesses (speculation.py); only with a sampler
+    scoring: Scoring | None = None  # only without guesses
 
     @property
     def rows(self) -> int:
         """Number of tokens, at the end, whose logits are needed."""
+        if self.scoring:
+            return len(self.tokens)
         return 0 if self.sampler is None else 1 + self.drafts
 
     def goes_on(self, place: int, outcome: Sampled | EngineError) -> bool:
@@ -92,6 +104,9 @@ class Runtime(Protocol):
     def piece(self, token: int, special: bool) -> bytes:
         """Returns the bytes that a token adds to the text: a control token's name if `special`, nothing for an end."""
 
+    def name(self, token: int) -> bytes:
+        """Returns the bytes of a token, as logprobs show it: ends and control tokens by name."""
+
     def is_end(self, token: int) -> bool:
         """Returns True if the token ends the model's turn."""
 
@@ -111,7 +126,7 @@ class Runtime(Protocol):
 
         With a sampler it is one, and one more after every guess that equals the token sampled before it, up to the
         first that does not. The caller drops the cells of the others. A span whose constraint has failed ends with the
-        error. Raises OutOfCells if the cache is full; nothing was computed.
+        error. Fills the `scoring` of spans that have one. Raises OutOfCells if the cache is full; nothing was computed.
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:

@@ -25,10 +25,10 @@ class HeldLogprobs:
         """Adds a token's logprob. `start` is the number of whole characters before the token."""
         self._held.append((start, logprob))
 
-    def take(self, shown: int) -> list[TokenLogprob]:
-        """Removes and returns the logprobs of the tokens that begin within the first `shown` characters."""
+    def take(self, shown: int | None) -> list[TokenLogprob]:
+        """Removes and returns the logprobs of the tokens that begin within the first `shown` characters; None: all."""
         taken = []
-        while self._held and self._held[0][0] < shown:
+        while self._held and (shown is None or self._held[0][0] < shown):
             taken.append(self._held.popleft()[1])
         return taken
 
@@ -47,6 +47,7 @@ class Sequence:
     cache_key: str = ""  # the client's name of the request's session, or empty
     deadline: float = math.inf  # on the monotonic clock; the caller has given up by then
     prediction: list[int] = field(default_factory=list)  # the answer that the caller expects; a source of guesses
+    scored: bool = False  # whether to report the logprobs of the prompt's tokens too
     prompt_tokens: int = field(init=False)
     text: TextAssembler = field(init=False)
     held_logprobs: HeldLogprobs | None = field(init=False)
@@ -64,6 +65,7 @@ class Sequence:
     drafted: int = 0  # guesses that steps have computed for it
     accepted: int = 0  # guesses that were right
     marks: list[int] = field(default_factory=list)  # positions of its prompt at which its state is kept
+    scores: int = 0  # prompt tokens whose logprobs were sent
 
     def __post_init__(self) -> None:
         if self.constraint is not None:
@@ -86,6 +88,11 @@ class Sequence:
     def ahead(self) -> int:
         """Number of tokens that a step may compute: all missing ones, or those up to the next mark."""
         return min((mark for mark in self.marks if mark > self.computed), default=len(self.tokens)) - self.computed
+
+    @property
+    def scoring(self) -> bool:
+        """True if logprobs of its prompt are missing. It is then computed from its start."""
+        return self.scored and self.scores < self.prompt_tokens
 
     @property
     def decoding(self) -> bool:

@@ -23,6 +23,8 @@ EVEN = 2.6  # most that a step with prompt tokens should take of the median of r
 # Prompt tokens. On the processor llama.cpp takes half as long again for parts under 64 tokens, and computes the first
 # token of a part with the answers.
 LEAST_CHUNK = 72
+# Prompt tokens in a step whose logprobs are asked for: each needs a whole row of logits.
+MOST_SCORED = 64
 OLDEST_TURN = 4  # of so many steps with a small budget, one is the oldest prompt's
 RECENT = 192  # steps
 _WEIGHT = 0.2  # of a new step in a mean
@@ -94,14 +96,16 @@ def share_out(
 
     Shortest prompts come first, for early first tokens; the oldest always gets a quarter. Of a budget that is too small
     for parts, the oldest gets all in every fourth `turn`. A prompt that `waits` for another one's prefix gets nothing.
+    Scored prompts get MOST_SCORED together.
     """
     oldest = min(prompts, key=lambda sequence: sequence.arrival)
     shares: list[tuple[Sequence, int]] = []
-    reserved = max(1, budget // OLDEST_TURN)
+    reserved, scored = max(1, budget // OLDEST_TURN), MOST_SCORED
     if LEAST_CHUNK <= budget < OLDEST_TURN * LEAST_CHUNK:
         reserved = 0 if turn % OLDEST_TURN else budget
     for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
         available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
+        available = min(available, scored) if sequence.scoring else available
         if available <= 0 or waits(sequence):
             continue
         share = min(sequence.ahead, available)
@@ -109,6 +113,7 @@ def share_out(
             continue  # too little beside a whole part
         shares.append((sequence, share))
         budget -= share
+        scored -= share if sequence.scoring else 0
         if sequence is oldest:
             reserved = 0
     return shares

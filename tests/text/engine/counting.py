@@ -92,6 +92,7 @@ class Counting:
         self.copied = 0
         self.cells: dict[int, list[tuple[int, object]]] = defaultdict(list)  # per sequence: (token, cell identity)
         self.samplers = 0
+        self.scored: list[int] = []  # tokens of each span whose prompt is scored
         self.steps: list[list[tuple[int, int]]] = []  # per step: (sequence, tokens)
 
     def used(self) -> int:
@@ -105,6 +106,9 @@ class Counting:
 
     def piece(self, token: int, special: bool) -> bytes:
         return b"" if token < SHOWN and not special else bytes([token])
+
+    def name(self, token: int) -> bytes:
+        return bytes([token])
 
     def is_end(self, token: int) -> bool:
         return token == END
@@ -126,6 +130,17 @@ class Counting:
             assert span.start == len(self.cells[span.sequence]), "positions must follow each other"
             assert span.tokens
             self.cells[span.sequence] += [(token, object()) for token in span.tokens]
+        for span in spans:
+            if scoring := span.scoring:
+                assert not span.drafts
+                following = [*span.tokens[1:], *scoring.tokens[len(span.tokens) - 1 :]]
+                assert list(scoring.tokens) == following[: len(scoring.tokens)], "each follows the token at its place"
+                self.scored.append(len(span.tokens))
+                places = range(span.start + 1, span.start + 1 + len(scoring.tokens))
+                scoring.found += [
+                    TokenLogprob(bytes([token]), -float(at), [])
+                    for token, at in zip(scoring.tokens, places, strict=True)
+                ]
         self.steps.append([(span.sequence, len(span.tokens)) for span in spans])
         return [self.outcomes(span) for span in spans]
 
@@ -200,7 +215,7 @@ class Loop:
 
     def ask(self, request: int, prompt: list[int], client: str = "a", *, grammar: str = "", **params) -> None:
         params.setdefault("max_tokens", 5)
-        names = ("logprobs", "special", "cache_key", "deadline", "prediction")
+        names = ("logprobs", "special", "cache_key", "deadline", "prediction", "scored")
         asked = {name: params.pop(name) for name in names if name in params}
         constraint = self.runtime.constraint(grammar) if grammar else None
         self.inbox.put(sequence.Sequence(request, client, prompt, SamplingParams(**params), constraint, **asked))

@@ -94,6 +94,9 @@ def test_what_the_tokenizer_prepends_stays_in_front_and_a_model_without_tokens_r
         def piece(self, token: int, special: bool) -> bytes:
             return bytes([token])
 
+        def name(self, token: int) -> bytes:
+            return bytes([token])
+
     runtime, sent = Letters(), []
     expected = [1, 7, 97, 8, 98, 9]
     for prompt in ("a", [1, 97], [97]):

@@ -13,6 +13,7 @@ import pytest
 from services.text.engine import loop as loop_module
 from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import TokenSpan
+from services.text.engine.token_budget import MOST_SCORED
 from services.worker.loop import Pace
 from services.worker.messages import Cancel
 from tests.text.engine.counting import END, Counting, Loop, expected, prompt
@@ -340,6 +341,46 @@ def test_logprobs_come_with_the_text_of_their_tokens() -> None:
     assert [piece.text.encode() for piece in loop.pieces[1]] == [token for _, token in reported(loop, 1)]
     assert [logprob.logprob for piece in loop.pieces[1] for logprob in piece.logprobs] == [-10.0, -11.0, -12.0]
     assert {piece.logprobs for piece in loop.pieces[2]} == {None}
+
+
+def scores(loop: Loop, request: int) -> list[tuple[int, float]]:
+    """Returns the tokens of a scored prompt with their logprobs."""
+    found = [each for piece in loop.pieces[request] for each in piece.prompt_logprobs or ()]
+    return [(each.piece[0], each.logprob) for each in found]
+
+
+@pytest.mark.parametrize(("streams", "states"), [(False, False), (True, False), (False, True)])
+def test_every_token_of_a_scored_prompt_is_reported_once(streams: bool, states: bool) -> None:
+    """Whether its prefix is cached, and whether it starts over."""
+    loop = Loop(Counting(600, sequences=4, context=500, streams=streams, states=states), cached=300)
+    shared = prompt(1, 250)
+    loop.ask(0, shared, max_tokens=1)
+    loop.until_done(1)
+    for request in range(1, 5):
+        loop.ask(request, shared + prompt(request, request), scored=True, logprobs=0, max_tokens=90)
+    loop.ask(5, [*shared, 65], max_tokens=20)
+    loop.ask(6, [66], scored=True, logprobs=0, max_tokens=1)
+    loop.until_done(7)
+    for request in range(1, 5):
+        tokens = shared + prompt(request, request)
+        assert scores(loop, request) == [(token, -float(at)) for at, token in enumerate(tokens)]
+        assert loop.text[request] == expected(tokens, 90)
+        assert len([each for piece in loop.pieces[request] for each in piece.logprobs or ()]) == 90
+    assert loop.counters.preempted > 0
+    assert max(loop.runtime.scored) == MOST_SCORED, "a step has few rows of logits"
+    assert (scores(loop, 5), scores(loop, 6)) == ([], [(66, 0.0)])
+
+
+def test_scored_prompts_share_a_step_and_leave_the_rest_of_it_to_others() -> None:
+    loop = Loop(Counting(2000), batch=200)
+    for request in range(3):
+        loop.ask(request, prompt(request, 50), scored=True, logprobs=0, max_tokens=1)
+    loop.ask(3, prompt(3, 100), max_tokens=1)
+    loop.turn()
+    assert sum(loop.runtime.scored) == MOST_SCORED
+    assert sum(tokens for _, tokens in loop.runtime.steps[0]) == MOST_SCORED + 100
+    loop.until_done(4)
+    assert all(len(scores(loop, request)) == 50 for request in range(3))
 
 
 def test_control_tokens_show_only_where_they_are_asked_for() -> None:

@@ -9,12 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.text.engine.messages import TokenLogprob
 from tests.case import case
-from tests.demo_model import demo_model, demo_safetensors
+from tests.demo_model import demo_model, demo_model_f32, demo_safetensors
+from tests.late import late
+from tests.remembered import remembered
 from tests.text.engine.worker_session import WorkerSession
+from tests.text.families.parity import Reference
+
+torch = late("torch")
+transformers = late("transformers")
 
 CAPITAL = "What is the capital of France?"
 STORY = "Tell me a story about a fox."
+SCORED = " ".join(f"{number} times {number + 7} is {number * (number + 7)}, a café sells 🦊." for number in range(9))
 LONG = "Here is a long text that two requests have in common. " * 12
 FRANCE = 4649  # the token " France"
 CONTEXT = 512
@@ -192,6 +200,69 @@ def test_logprobs_are_the_models_own(worker: WorkerSession) -> None:
     assert forced.piece == b" Paris"
     assert forced.logprob < -5, "what the bias did is not in it"
     assert forced.top[0][0] == plain.logprobs[0].piece
+
+
+def reference(text: str) -> list[list[float]]:
+    """Returns, per token of a text but its first, transformers' logprob of the token and of the likeliest one."""
+
+    def compute() -> list[list[float]]:
+        tokens = torch.tensor([transformers.AutoTokenizer.from_pretrained(demo_safetensors())(text).input_ids])
+        with torch.inference_mode():
+            logprobs = Reference(demo_safetensors()).model(tokens).logits[0, :-1].log_softmax(-1)
+        found = logprobs.gather(1, tokens[0, 1:, None])[:, 0]
+        return torch.stack([found, logprobs.amax(-1)], 1).tolist()
+
+    return remembered(__file__, ("torch", "transformers"), [b"scored prompt", text.encode()], compute)
+
+
+def assert_close(scored: list[TokenLogprob], most: float, mean: float) -> None:
+    """Compares the logprobs of SCORED with transformers' in float32."""
+    expected = reference(SCORED)
+    gaps = [abs(each.logprob - token) for each, (token, _) in zip(scored[1:], expected, strict=True)]
+    gaps += [abs(each.top[0][1] - best) for each, (_, best) in zip(scored[1:], expected, strict=True) if each.top]
+    assert max(gaps) < most
+    assert sum(gaps) / len(gaps) < mean
+
+
+def test_a_prompt_is_scored_as_transformers_does(worker: WorkerSession) -> None:
+    """In parts, beside other requests, and again from the start although its prefix is cached."""
+    worker.finish(worker.submit(SCORED, max_tokens=1))
+    running = worker.ask(STORY, max_tokens=60, ignore_eos=True)
+    asked = [worker.submit(SCORED, logprobs=count, scored=True, max_tokens=1) for count in (2, 0)]
+    first, second = (worker.finish(number) for number in asked)
+    parts = [len(piece.prompt_logprobs) for piece in first.pieces if piece.prompt_logprobs]
+    assert len(parts) > 2
+    assert max(parts) <= 65, "a step has few rows of logits; the first part has the first token too"
+    assert (first.cached, len(first.prompt_logprobs)) == (0, first.prompt_tokens)
+    assert b"".join(each.piece for each in first.prompt_logprobs).decode() == SCORED
+    assert [each.piece for each in second.prompt_logprobs] == [each.piece for each in first.prompt_logprobs]
+    assert not any(each.top for each in second.prompt_logprobs)
+    assert first.prompt_logprobs[0].logprob == 0
+    for answer in (first, second):
+        assert_close(answer.prompt_logprobs, most=0.4, mean=0.06)
+    assert all(len(each.top) == 2 for each in first.prompt_logprobs[1:])
+    assert len(first.logprobs) == 1
+    assert worker.finish(running).tokens == 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("runtime", "most", "mean"), [("llama_cpp", 0.1, 0.02), ("torch", 2e-3, 2e-4)])
+def test_in_float32_the_scores_are_transformers(runtime: str, most: float, mean: float) -> None:
+    """The weights of the GGUF file were not rounded to 16 bits, those of the safetensors were."""
+    path = demo_model_f32() if runtime == "llama_cpp" else demo_safetensors()
+    with WorkerSession(runtime, path, context_tokens=CONTEXT, batch_tokens=STEP, dtype="float32") as worker:
+        assert_close(worker.finish(worker.submit(SCORED, logprobs=1, scored=True)).prompt_logprobs, most, mean)
+
+
+def test_what_follows_a_scored_prompt_has_a_logprob_for_every_token(worker: WorkerSession) -> None:
+    """Clients count tokens from the end: an end of turn counts, although it has no text."""
+    answer = worker.answer(CAPITAL, logprobs=1, scored=True)
+    assert (answer.text, answer.tokens) == ("The capital of France is Paris.", 8)
+    assert [each.piece for each in answer.logprobs][-2:] == [b".", b"<|im_end|>"]
+    assert len(answer.logprobs) == 8
+    assert answer.prompt_logprobs[0].piece == b"<|im_start|>"
+    single = worker.finish(worker.submit([FRANCE], logprobs=1, scored=True, max_tokens=1))
+    assert [(each.piece, each.logprob) for each in single.prompt_logprobs] == [(b" France", 0.0)]
 
 
 def test_an_answer_follows_its_grammar_and_ends_with_it(worker: WorkerSession) -> None:

@@ -73,6 +73,10 @@ class Answer:
     def logprobs(self) -> list[TokenLogprob]:
         return [each for piece in self.pieces for each in piece.logprobs or ()]
 
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        return [each for piece in self.pieces for each in piece.prompt_logprobs or ()]
+
 
 class WorkerSession:
     """A worker with a loaded model and a single client."""
@@ -122,7 +126,7 @@ class WorkerSession:
         """Sends a request; by default greedy and at most 24 tokens."""
         own = {
             name: given.pop(name)
-            for name in ("grammar", "logprobs", "special", "deadline", "prediction")
+            for name in ("grammar", "logprobs", "special", "deadline", "prediction", "scored")
             if name in given
         }
         number = next(self._numbers)

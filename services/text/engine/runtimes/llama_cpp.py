@@ -111,6 +111,10 @@ class LlamaEngine:
         """Returns the bytes of a token: empty for ends, and for control tokens unless `special`."""
         return b"" if special and token in self._end_set else self._text_of(token, special)
 
+    def name(self, token: int) -> bytes:
+        """Returns the bytes of a token; ends and control tokens by name."""
+        return self._text_of(token, special=True)
+
     def is_end(self, token: int) -> bool:
         """Returns True if the token ends the turn (any end-of-generation token of the model)."""
         return token in self._end_set
@@ -210,13 +214,17 @@ class LlamaEngine:
         row, end = 0, 0
         for span, mask in zip(spans, masks, strict=True):
             end += len(span.tokens)
+            if scoring := span.scoring:
+                found = [self._logprob(logits[row + at], each, scoring.top) for at, each in enumerate(scoring.tokens)]
+                scoring.found.extend(found)
+            row += span.rows
             outcomes: Outcomes = []
             if span.sampler is not None:
-                outcomes.append(self._choose(span.sampler, logits[row], mask, end - span.rows))
+                first = 1 + span.drafts
+                outcomes.append(self._choose(span.sampler, logits[row - first], mask, end - first))
             while span.sampler is not None and span.goes_on(len(outcomes) - 1, outcomes[-1]):
-                place, following = len(outcomes), self._mask(span.sampler.constraint)
-                outcomes.append(self._choose(span.sampler, logits[row + place], following, end - span.rows + place))
-            row += span.rows
+                place, following = len(outcomes) - first, self._mask(span.sampler.constraint)
+                outcomes.append(self._choose(span.sampler, logits[row + place], following, end + place))
             sampled.append(outcomes)
         return sampled
 
@@ -251,7 +259,7 @@ class LlamaEngine:
         top = top[np.lexsort((top, -logits[top]))]
 
         def of(chosen: int) -> tuple[bytes, float]:
-            return self._text_of(chosen, special=True), max(float(logits[chosen] - total), LOWEST_LOGPROB)
+            return self.name(chosen), max(float(logits[chosen] - total), LOWEST_LOGPROB)
 
         return TokenLogprob(*of(token), [of(chosen) for chosen in top.tolist()])
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
 from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import Outcomes, Sampled, TokenSpan, check_tokens, kept_states
+from services.text.engine.runtime import Outcomes, Sampled, Scoring, TokenSpan, check_tokens, kept_states
 from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
 from services.text.engine.runtimes.torch.packing import make_batch
@@ -145,9 +145,12 @@ class SafetensorsEngine(VocabularySpeaker):
     def _sample(self, spans: Sequence[TokenSpan], order: list[int], logits: Tensor) -> list[Outcomes]:
         """Samples the next tokens of the spans in `order`, whose rows `logits` [rows, vocabulary] has."""
         outcomes: list[Outcomes] = [[] for _ in spans]
-        ends = itertools.accumulate(spans[number].rows for number in order)
-        first = {number: end - spans[number].rows for number, end in zip(order, ends, strict=True)}
-        asked, place = order, 0
+        ends = dict(zip(order, itertools.accumulate(spans[number].rows for number in order), strict=True))
+        for number in order:
+            if (scoring := spans[number].scoring) and scoring.tokens:
+                self._score(scoring, logits[ends[number] - spans[number].rows :])
+        asked, place = [number for number in order if spans[number].sampler is not None], 0
+        first = {number: ends[number] - 1 - spans[number].drafts for number in asked}
         while asked:
             rows = logits if len(asked) == len(logits) else logits[[first[number] + place for number in asked]]
             samplers: list[Sampler] = [spans[number].sampler for number in asked]  # type: ignore[misc]
@@ -156,6 +159,16 @@ class SafetensorsEngine(VocabularySpeaker):
             asked = [number for number in asked if spans[number].goes_on(place, outcomes[number][-1])]
             place += 1
         return outcomes
+
+    def _score(self, scoring: Scoring, logits: Tensor) -> None:
+        """Finds the logprobs of a prompt's tokens, whose rows `logits` [at least tokens, vocabulary] begins with."""
+        for chosen in self._sampler.score(logits.to(self._sampling_device), scoring.tokens, scoring.top):
+            scoring.found.append(self._logprob(chosen))
+
+    def _logprob(self, chosen: Chosen) -> TokenLogprob:
+        return TokenLogprob(
+            self.name(chosen.token), chosen.logprob, [(self.name(token), value) for token, value in chosen.top]
+        )
 
     def _choose(self, logits: Tensor, samplers: list[Sampler]) -> list[Sampled | EngineError]:
         """Samples the next tokens from logits [rows, vocabulary]. A GPU still computes while masks are filled."""
@@ -174,10 +187,7 @@ class SafetensorsEngine(VocabularySpeaker):
     def _outcome(self, chosen: Chosen, sampler: Sampler, impossible: bool) -> Sampled | EngineError:
         if impossible:
             return no_token()
-        logprob = None
-        if sampler.logprobs is not None:
-            top = [(self._vocabulary.text_of(token), value) for token, value in chosen.top]
-            logprob = TokenLogprob(self._vocabulary.text_of(chosen.token), chosen.logprob, top)
+        logprob = None if sampler.logprobs is None else self._logprob(chosen)
         return (
             sampler.constraint.accept(chosen.token, logprob) if sampler.constraint else Sampled(chosen.token, logprob)
         )

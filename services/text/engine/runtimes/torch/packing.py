@@ -72,7 +72,7 @@ def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int,
         pages=rows[torch.tensor([span.sequence for span in sorted_spans]), :longest],
         copies=copies,
     )
-    return batch, [number for number in order if spans[number].sampler is not None]
+    return batch, [number for number in order if spans[number].rows]
 
 
 def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:

@@ -108,7 +108,14 @@ class BatchSampler:
             _draw(scores, draws, tokens, self._vocabulary)
             read = _result(raw, tokens, torch.zeros_like(missed), asked, (result.shape[1] - 3) // 2).tolist()
         self._penalties.count(tokens, samplers)
-        return [_chosen(row, sampler) for row, sampler in zip(read, samplers, strict=True)]
+        return [_chosen(row, sampler.logprobs) for row, sampler in zip(read, samplers, strict=True)]
+
+    def score(self, logits: Tensor, tokens: Sequence[int], count: int) -> list[Chosen]:
+        """Returns the logprobs of given tokens and of the `count` likeliest, by the first rows of `logits`."""
+        wanted = torch.tensor(tokens, dtype=torch.long, device=logits.device)
+        raw = logits[: len(wanted)].float()
+        rows = _result(raw, wanted, torch.zeros_like(wanted), list(range(len(wanted))), count).tolist()
+        return [_chosen(row, count) for row in rows]
 
     def _adjust(self, scores: Tensor, samplers: Sequence[Sampler], masks: Tensor | None) -> Tensor:
         """Applies masks, biases and penalties in place."""
@@ -290,10 +297,10 @@ def _result(raw: Tensor, tokens: Tensor, missed: Tensor, asked: list[int], count
     return result
 
 
-def _chosen(row: list[float], sampler: Sampler) -> Chosen:
-    if sampler.logprobs is None:
+def _chosen(row: list[float], logprobs: int | None) -> Chosen:
+    if logprobs is None:
         return Chosen(int(row[0]))
     most = (len(row) - 3) // 2
-    count = min(sampler.logprobs, most)
+    count = min(logprobs, most)
     top = [(int(row[3 + rank]), max(row[3 + most + rank], LOWEST_LOGPROB)) for rank in range(count)]
     return Chosen(int(row[0]), max(row[2], LOWEST_LOGPROB), top)

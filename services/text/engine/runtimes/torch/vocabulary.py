@@ -293,6 +293,10 @@ class VocabularySpeaker:
         """Returns the bytes of a token: empty for ends, and for control tokens unless `special`."""
         return self._vocabulary.piece(token, special)
 
+    def name(self, token: int) -> bytes:
+        """Returns the bytes of a token; ends and control tokens by name."""
+        return self._vocabulary.text_of(token)
+
     def is_end(self, token: int) -> bool:
         """Returns True if the token ends the turn, by the model's metadata or by the token's name."""
         return token in self._vocabulary.ends

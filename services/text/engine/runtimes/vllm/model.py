@@ -40,6 +40,7 @@ LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 # The text around the reason in errors of vLLM's configuration.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
 _MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
+MOST_SCORED_TOKENS = 256  # of a step while a prompt is scored: each of its tokens needs a row of logits, or several
 MOST_BIASES = 1024  # tokens that vLLM's sampler has room for
 
 
@@ -202,7 +203,8 @@ class VllmLoop(RequestLoop):
         self._admit()
         if not self._core.busy:
             return
-        self._core.limit(max(self._pace.limit, len(self._running) + 1))
+        most = MOST_SCORED_TOKENS if any(each.scoring for each in self._running) else self._pace.limit
+        self._core.limit(max(min(most, self._pace.limit), len(self._running) + 1))
         step = self._core.step()
         if step is None:
             return
@@ -220,6 +222,8 @@ class VllmLoop(RequestLoop):
             self._admitted(sequence)
             self._running.append(sequence)
             asked: CoreRequest = sequence.sampler
+            if sequence.scored:
+                asked.params.prompt_logprobs, asked.params.skip_reading_prefix_cache = sequence.logprobs, True
             self._core.begin(asked, sequence.tokens[: sequence.prompt_tokens], sequence.client)
             self._handed[asked.key] = sequence
 
@@ -247,6 +251,9 @@ class VllmLoop(RequestLoop):
                 continue  # ended or held during the step
             if output.prefill_stats is not None:
                 sequence.cached = output.prefill_stats.num_cached_tokens
+            if (scores := output.new_prompt_logprobs_tensors) is not None and sequence.scoring:
+                rows = zip(scores.logprob_token_ids.tolist(), scores.logprobs.tolist(), strict=True)
+                self._score(sequence, 1, [self._model.logprob(*row, sequence.logprobs or 0) for row in rows])
             for place, token in enumerate(output.new_token_ids):
                 self._add_token(sequence, token, output.new_logprobs, place)
                 if output.request_id not in self._handed:
