@@ -94,8 +94,9 @@ class Serving:
 
 
 def chat(serving: Serving, model: str) -> None:
-    """Fills steps with prompts and part of the cache, whose memory is taken when it is written; decodes several requests
-    at a time."""
+    """Fills steps with prompts and part of the cache, whose memory is taken when it is written; decodes several
+    requests at a time.
+    """
 
     def ask(number: int) -> None:
         words = f"{number} " + "word " * 1200
