@@ -1,4 +1,4 @@
-"""The descriptor set for Envoy's transcoder: the REST facade, and the REST methods that manage models and keys.
+"""The descriptor set for Envoy's transcoder: the REST facades, and the REST methods that manage models and keys.
 
 It is built from the checked-in stubs, so it cannot become outdated and needs no protoc. One file in it differs from the
 published one: see `_status_shadow`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from allm.anthropic.v1 import messages_service_pb2
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.keys.v1 import keys_pb2
@@ -30,6 +31,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 FACADES = (
+    messages_service_pb2.DESCRIPTOR.services_by_name["MessagesService"],
     text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
     responses_service_pb2.DESCRIPTOR.services_by_name["ResponsesService"],
     conversations_service_pb2.DESCRIPTOR.services_by_name["ConversationsService"],
@@ -46,7 +48,8 @@ IMAGES = image_service_pb2.DESCRIPTOR.services_by_name["ImageService"]
 MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
 MACHINE = machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"]
 KEYS = keys_pb2.DESCRIPTOR.services_by_name["KeyService"]
-# The facades write OpenAI's JSON themselves; the APIs for models and keys are ours, so the transcoder's JSON suffices.
+# The facades write OpenAI's and Anthropic's JSON themselves; the APIs for models and keys are ours, so the transcoder's
+# JSON suffices.
 TRANSCODED = (*FACADES, MODELS, KEYS)
 
 

@@ -24,9 +24,13 @@ from services.settings.trace_settings import NO_TRACES, TraceSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")
+ANTHROPIC = Path(__file__).with_name("anthropic.lua")
 UNFINISHED = Path(__file__).with_name("unfinished.lua")
-# The headers that OpenAI's SDKs and gRPC-Web clients send, beyond those that need no permission.
+# The headers that OpenAI's and Anthropic's SDKs and gRPC-Web clients send, beyond those that need no permission.
 CORS_REQUEST_HEADERS = (
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
+    "anthropic-version",
     "authorization",
     "content-type",
     "grpc-timeout",
@@ -35,6 +39,7 @@ CORS_REQUEST_HEADERS = (
     "openai-project",
     "traceparent",
     "tracestate",
+    "x-api-key",
     "x-grpc-web",
     "x-model",
     "x-request-id",
@@ -175,6 +180,7 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "max_body_bytes": settings.max_body_bytes,
         "transcoder_body_bytes": settings.max_body_bytes + FRAMING_BYTES,
         "fallback_path": str(FALLBACK),
+        "anthropic_path": str(ANTHROPIC),
         "descriptor_path": str(descriptor),
         "transcoded_names": transcoded_names(),
         "method_names": method_names(),

@@ -15,7 +15,12 @@ from services.settings.model_groups import ModelGroups
 
 METADATA = "allm.request"  # the metadata in which Envoy keeps the fields it has read from a body
 HEADER = "x-model"
-PATHS = ("/allm.openai.v1.TextService/", "/allm.openai.v1.ResponsesService/", "/allm.text.v1.")
+PATHS = (
+    "/allm.anthropic.v1.MessagesService/",
+    "/allm.openai.v1.TextService/",
+    "/allm.openai.v1.ResponsesService/",
+    "/allm.text.v1.",
+)
 # Those of the template's routes: a route without an idle timeout keeps that of the time before the body was whole.
 TIMEOUTS = {"timeout": "0s", "idle_timeout": "3600s", "flush_timeout": "60s"}
 NOTHING = ModelGroups()

@@ -32,6 +32,7 @@ _INFERENCE_SERVICES = (
     "/allm.text.v1.ResponseService/",
     "/allm.audio.v1.TranscriptionService/",
     "/allm.image.v1.ImageService/",
+    "/allm.anthropic.v1.MessagesService/",
     "/allm.openai.v1.TextService/",
     "/allm.openai.v1.ResponsesService/",
     "/allm.openai.v1.ConversationsService/",
@@ -96,7 +97,7 @@ class CheckedRequest:
 
     method: str
     path: str  # with its query
-    authorization: str  # the header; empty: none
+    authorization: str  # the header, or what it would be; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class Gatekeeper:
         scheme, _, shown = authorization.strip().partition(" ")
         shown = shown.strip()
         if not shown or scheme.lower() != "bearer":
-            raise Unauthenticated(f"Missing API key: send yours in the header '{SHOWN}'.")
+            raise Unauthenticated(f"Missing API key: send yours in the header '{SHOWN}', or in 'x-api-key'.")
         key = self._table.find(shown) if len(shown) <= MAX_CHARACTERS else None
         if key is None and not self._table.loaded:
             raise AuthorizerUnavailable(

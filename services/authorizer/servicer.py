@@ -51,6 +51,7 @@ class AuthorizationServicer(external_auth_pb2_grpc.AuthorizationServicer):
 
 
 CLIENT = "x-client-id"
+ANTHROPICS = "x-api-key"  # the header in which Anthropic's clients send a key; `authorization` comes first
 GRPC = "application/grpc"
 GRPC_WEB = "application/grpc-web"
 WEB_TYPE = "x-grpc-web-type"
@@ -61,14 +62,17 @@ PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 def read_request(request: pb.CheckRequest) -> CheckedRequest:
     """Reads Envoy's description of a request."""
     http = request.attributes.request.http
-    return CheckedRequest(http.method, http.path, http.headers.get("authorization", ""))
+    shown = http.headers.get("authorization", "")
+    if not shown and (key := http.headers.get(ANTHROPICS)):
+        shown = f"Bearer {key}"
+    return CheckedRequest(http.method, http.path, shown)
 
 
 def admission(admitted: Admitted) -> pb.CheckResponse:
     """Returns an answer that admits a request and sets its caller's identity, replacing any that the request claims."""
     ok = pb.OkHttpResponse(
         headers=[_header(CLIENT, admitted.client), _header(HEADER, admitted.identity)],
-        headers_to_remove=["authorization"],
+        headers_to_remove=["authorization", ANTHROPICS],
     )
     if admitted.rate:
         ok.response_headers_to_add.extend(_header(*each) for each in admitted.rate.headers().items())

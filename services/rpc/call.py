@@ -129,6 +129,10 @@ class Call:
             return contextlib.nullcontext()
         return self.bodies.hold(self.client, request.ByteSize(), self.identity.bytes_in_flight)
 
+    def header(self, name: str) -> str:
+        """Returns a header of the request; empty: it has none."""
+        return str(self._metadata.get(name, ""))
+
     def deadline(self) -> Deadline | None:
         """Returns the caller's deadline. Raises InvalidRequest if the header is no number of seconds."""
         return read_deadline(self._metadata, self._context.time_remaining())

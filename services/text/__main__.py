@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from allm.anthropic.v1 import messages_service_pb2_grpc
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
@@ -34,6 +35,7 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings, EmbeddingServicer
+from services.text.api.messages.facade import MessagesFacade
 from services.text.api.rerank import Reranking, RerankServicer
 from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
@@ -68,9 +70,12 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     rerank_service_pb2_grpc.add_RerankServiceServicer_to_server(RerankServicer(models, reranking), server)
     facade = TextFacade(models, chat, Completions(models, chat), embeddings, reranking)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
+    refused = text.platform_tools == "refuse"
+    messages_facade = MessagesFacade(models, chat, platform_tools_refused=refused)
+    messages_service_pb2_grpc.add_MessagesServiceServicer_to_server(messages_facade, server)
     responses = Responses(models, chat, await _store(settings))
     response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
-    responses_facade = ResponsesFacade(responses, platform_tools_refused=text.platform_tools == "refuse")
+    responses_facade = ResponsesFacade(responses, platform_tools_refused=refused)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(responses_facade, server)
     conversations_service_pb2_grpc.add_ConversationsServiceServicer_to_server(ConversationsFacade(responses), server)
     await service.start()

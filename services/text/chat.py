@@ -17,7 +17,7 @@ from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded, Unsupported
 from services.models.store import StoredModel
 from services.telemetry import tracing
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall
+from services.text.conversation import ChatRequest, Message, OutputFormat, ReasoningEffort, Tool, ToolCall
 from services.text.engine.sampling import without_effect
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
@@ -126,10 +126,7 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
     if len(request.messages) > context:
         count = f"the conversation has {len(request.messages)} messages"
         raise ContextLengthExceeded(f"{count}, but this model's context holds {context} tokens", param="messages")
-    if request.reasoning_effort not in ("", "none") and not model.template.thinks:
-        raise Unsupported(f"{request.model} does not support reasoning.", param="reasoning_effort")
-    if request.reasoning_effort == "none" and model.dialect.name == HARMONY.name:
-        raise Unsupported(f"{request.model} always reasons: 'low' is the lowest.", param="reasoning_effort")
+    effort = _effort(model, request)
     tools = request.callable_tools
     if tools and model.dialect.name == PLAIN.name:
         raise Unsupported(
@@ -143,12 +140,26 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
         messages, tools = with_tools(request.messages, tools), ()
     else:
         messages = request.messages
-    return await model.template.render(messages, tools, request.reasoning_effort, request.template_variables)
+    return await model.template.render(messages, tools, effort, request.template_variables)
+
+
+def _effort(model: LoadedTextModel, request: ChatRequest) -> ReasoningEffort:
+    """Returns the effort of a request, or the model's nearest one. Raises Unsupported if it must be exact."""
+    effort, nearest, why = request.reasoning_effort, request.reasoning_effort, ""
+    if effort not in ("", "none") and not model.template.thinks:
+        nearest, why = "", f"{request.model} does not support reasoning."
+    if effort == "none" and model.dialect.name == HARMONY.name:
+        nearest, why = "low", f"{request.model} always reasons: 'low' is the lowest."
+    if why and request.effort_required:
+        raise Unsupported(why, param="reasoning_effort")
+    return nearest
 
 
 def _ignored(model: LoadedTextModel, request: ChatRequest, grammar: str) -> list[str]:
     """Returns the parameters that have no effect on the answer."""
     unused = [f"chat_template_kwargs.{name}" for name in model.template.unused(request.template_variables)]
+    if _effort(model, request) != request.reasoning_effort:
+        unused.append("reasoning_effort")
     return unused + (without_effect(request.sampling) if grammar else [])
 
 

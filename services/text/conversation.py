@@ -91,6 +91,7 @@ class ChatRequest:
     choices: int = 1  # answers to the same conversation
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     reasoning_effort: ReasoningEffort = ""  # empty: the model's default
+    effort_required: bool = True  # whether a model that has not this effort is refused; otherwise it uses its nearest
     prediction: str = ""  # the answer that the caller expects, which may make it faster; empty: none
     cache_key: str = ""  # the caller's name for the session, so that its prefix stays in the cache; empty: none
     # By tool: the schema of its arguments as a grammar has it, empty without a grammar. None: the request's schemas are
@@ -169,6 +170,7 @@ class Finished:
     """The answer is complete."""
 
     reason: FinishReason
+    stop: str = ""  # the stop string that ended it, if one did
 
 
 ParsedEvent = ReasoningDelta | TextDelta | CallStarted | CallArguments | CallEnded

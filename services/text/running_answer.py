@@ -50,7 +50,7 @@ class Choice:
         `prompt_only`: the answer, of one token, is only there to end the prompt, and is dropped.
         """
         self.content = AnswerContent()
-        self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+        self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)  # at the first piece, then at the end
         self._answer = answer
         self._parser = parser
         self._parallel = parallel
@@ -90,9 +90,11 @@ class Choice:
         if piece.finish and self._parser:
             parsed += self._parser.finish(cut=piece.finish == "length")
         new = piece.completion_tokens - self._tokens
-        self._tokens = piece.completion_tokens
+        first, self._tokens = not self._tokens, piece.completion_tokens
         if parsed and all(isinstance(event, ReasoningDelta) for event in parsed):
             self._reasoning_tokens += new
+        if first or piece.finish:
+            self.usage = self._usage(piece)
         events = [recorded for event in parsed if (recorded := self._record(event))]
         events = self._with_logprobs(events, tuple(piece.logprobs or ()))
         if piece.finish:
@@ -131,7 +133,10 @@ class Choice:
     def _finish(self, piece: Piece) -> Finished:
         called = bool(self.content.calls) and piece.finish == "stop"
         self.content.finish = "tool_calls" if called else piece.finish
-        self.usage = Usage(
+        return Finished(self.content.finish or "stop", piece.stop)
+
+    def _usage(self, piece: Piece) -> Usage:
+        return Usage(
             prompt_tokens=self._answer.prompt_tokens,
             cached_tokens=piece.cached_tokens,
             completion_tokens=piece.completion_tokens,
@@ -139,7 +144,6 @@ class Choice:
             accepted_tokens=piece.accepted_tokens,
             rejected_tokens=piece.rejected_tokens,
         )
-        return Finished(self.content.finish or "stop")
 
 
 class Completion:

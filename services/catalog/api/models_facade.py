@@ -1,8 +1,13 @@
-"""GET and DELETE of /v1/models in OpenAI's format: the ready models, and on request all models with details."""
+"""GET and DELETE of /v1/models in OpenAI's format: the ready models, and on request all models with details.
+
+A request with Anthropic's header gets the ready models in Anthropic's format.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
@@ -16,11 +21,13 @@ from services.catalog.model_view import ModelView
 from services.catalog.registration.declarations import Declarations
 from services.errors import InvalidRequest, ModelNotFound
 from services.models.status import CanonicalStatus, MemoryStatus, Status
+from services.rest.anthropic import VERSION_HEADER
 from services.rest.openai.body import json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 
 SECONDS = 30.0
+PAGE, MOST = 20, 1000  # models on a page of Anthropic's format: by default, and at most
 
 
 class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
@@ -35,6 +42,9 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         self, request: models_service_pb2.ListModelsRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Lists the ready models under their ids and aliases; with `state=all` all models, under their ids."""
+        if call.header(VERSION_HEADER):
+            names = ((view, name) for view in all_visible(self._catalog.views) for name in _names(view))
+            return json_body(_page([_anthropics(view, name) for view, name in names], request))
         if request.state == "all":
             more = _models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else {}
             return _list([_detailed(view) for view in all_visible(self._catalog.views)], more)
@@ -57,7 +67,8 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         if not view.serving:
             why = f": {current_caller().shown(view.reason)}" if view.reason else ""
             raise ModelNotFound(f"The model `{request.id}` cannot be used: it is {view.state}{why}", param="model")
-        return json_body(_plain(view, request.id))
+        shown = _anthropics if call.header(VERSION_HEADER) else _plain
+        return json_body(shown(view, request.id))
 
     @facade(SECONDS, scope=ADMIN)
     async def DeleteModel(  # noqa: N802
@@ -73,7 +84,54 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
 
 
 def _ready(views: list[ModelView]) -> httpbody_pb2.HttpBody:
-    return _list([_plain(view, name) for view in views if view.serving for name in view.registration.names])
+    return _list([_plain(view, name) for view in views for name in _names(view)])
+
+
+def _names(view: ModelView) -> Iterable[str]:
+    """Returns the names of a ready model; none if it is not."""
+    return view.registration.names if view.serving else ()
+
+
+def _page(models: list[dict[str, Any]], request: models_service_pb2.ListModelsRequest) -> dict[str, Any]:
+    """Returns a page of Anthropic's list. Raises InvalidRequest for its bounds."""
+    try:
+        limit = int(request.limit or PAGE)
+    except ValueError:
+        limit = 0
+    if not 1 <= limit <= MOST:
+        raise InvalidRequest(f"'limit' must be 1 to {MOST}, not {request.limit[:40]!r}.", param="limit")
+    ids = [model["id"] for model in models]
+    for param in ("after_id", "before_id"):
+        if (name := getattr(request, param)) and name not in ids:
+            raise InvalidRequest(f"'{param}' names no model of this list.", param=param)
+    start = ids.index(request.after_id) + 1 if request.after_id else 0
+    end = ids.index(request.before_id) if request.before_id else len(models)
+    rest = models[start:end]
+    page = rest[-limit:] if request.before_id else rest[:limit]
+    return {
+        "data": page,
+        "has_more": len(rest) > len(page),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
+
+
+def _anthropics(view: ModelView, name: str) -> dict[str, Any]:
+    """Builds Anthropic's object. The context is that of prompt and answer together."""
+    context = _context(view)
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(view.desired.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
+    }
+
+
+def _context(view: ModelView) -> int | None:
+    return view.desired.engine.context_tokens or view.desired.facts.context_tokens or None
 
 
 def _list(models: list[dict[str, Any]], more: dict[str, Any] | None = None) -> httpbody_pb2.HttpBody:
@@ -90,14 +148,13 @@ def _models_file(declarations: Declarations) -> dict[str, Any]:
 
 def _plain(view: ModelView, name: str) -> dict[str, Any]:
     """Builds OpenAI's object, with two fields more: the model's context in tokens, null if unknown, and its skills."""
-    facts, own = view.desired.facts, view.desired.engine.context_tokens
     return {
         "id": name,
         "object": "model",
         "created": view.desired.created,
         "owned_by": "allm",
-        "context_length": own or facts.context_tokens or None,
-        "capabilities": sorted(facts.capabilities),
+        "context_length": _context(view),
+        "capabilities": sorted(view.desired.facts.capabilities),
     }
 
 

@@ -159,6 +159,7 @@ class Piece:
     rejected_tokens: int = 0  # guesses that were wrong; no part of the completion tokens
     # Of a scored prompt: the next tokens with their logprobs. That of the very first, which follows nothing, is 0.
     prompt_logprobs: list[TokenLogprob] | None = None
+    stop: str = ""  # the stop string that ended the answer, if one did
 
 
 @dataclass(frozen=True, slots=True)

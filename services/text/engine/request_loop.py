@@ -220,6 +220,7 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
                     logprobs,
                     sequence.accepted,
                     sequence.drafted - sequence.accepted,
+                    stop=sequence.text.stopped,
                 )
             )
         if finish:

@@ -19,7 +19,7 @@ class TextAssembler:
         self._held = ""
         self.decoded = 0  # complete characters so far
         self.shown = 0  # returned characters so far
-        self.stopped = False  # whether a stop string was found
+        self.stopped = ""  # the stop string that was found
 
     def push(self, piece: bytes, *, stops: bool = True) -> str:
         """Adds one token's bytes. Returns the text that is now certain, up to a stop string if one was found.
@@ -41,11 +41,11 @@ class TextAssembler:
     def _certain(self, text: str) -> str:
         """Appends `text` to the held text. Returns the part that can be shown and holds back the rest."""
         text = self._held + text
-        ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if ends:
-            self.stopped = True
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            end, self.stopped = min(found)
             self._held = ""
-            return text[: min(ends)]
+            return text[:end]
         certain = len(text) - self._open_length(text)
         self._held = text[certain:]
         return text[:certain]

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#allm/openai/v1/models_service.proto\x12\x0e\x61llm.openai.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\"\n\x11ListModelsRequest\x12\r\n\x05state\x18\x01 \x01(\t\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x12\x44\x65leteModelRequest\x12\n\n\x02id\x18\x01 \x01(\t2\xae\x02\n\rModelsService\x12Y\n\nListModels\x12!.allm.openai.v1.ListModelsRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12]\n\x08GetModel\x12\x1f.allm.openai.v1.GetModelRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/models/{id=**}\x12\x63\n\x0b\x44\x65leteModel\x12\".allm.openai.v1.DeleteModelRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/v1/models/{id=**}BJ\n\x11\x61i.allm.openai.v1P\x01Z3github.com/allm/allm/gen/go/allm/openai/v1;openaiv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#allm/openai/v1/models_service.proto\x12\x0e\x61llm.openai.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"V\n\x11ListModelsRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\t\x12\x10\n\x08\x61\x66ter_id\x18\x03 \x01(\t\x12\x11\n\tbefore_id\x18\x04 \x01(\t\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x12\x44\x65leteModelRequest\x12\n\n\x02id\x18\x01 \x01(\t2\xae\x02\n\rModelsService\x12Y\n\nListModels\x12!.allm.openai.v1.ListModelsRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12]\n\x08GetModel\x12\x1f.allm.openai.v1.GetModelRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/models/{id=**}\x12\x63\n\x0b\x44\x65leteModel\x12\".allm.openai.v1.DeleteModelRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/v1/models/{id=**}BJ\n\x11\x61i.allm.openai.v1P\x01Z3github.com/allm/allm/gen/go/allm/openai/v1;openaiv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSSERVICE'].methods_by_name['DeleteModel']._loaded_options = None
   _globals['_MODELSSERVICE'].methods_by_name['DeleteModel']._serialized_options = b'\202\323\344\223\002\024*\022/v1/models/{id=**}'
   _globals['_LISTMODELSREQUEST']._serialized_start=112
-  _globals['_LISTMODELSREQUEST']._serialized_end=146
-  _globals['_GETMODELREQUEST']._serialized_start=148
-  _globals['_GETMODELREQUEST']._serialized_end=177
-  _globals['_DELETEMODELREQUEST']._serialized_start=179
-  _globals['_DELETEMODELREQUEST']._serialized_end=211
-  _globals['_MODELSSERVICE']._serialized_start=214
-  _globals['_MODELSSERVICE']._serialized_end=516
+  _globals['_LISTMODELSREQUEST']._serialized_end=198
+  _globals['_GETMODELREQUEST']._serialized_start=200
+  _globals['_GETMODELREQUEST']._serialized_end=229
+  _globals['_DELETEMODELREQUEST']._serialized_start=231
+  _globals['_DELETEMODELREQUEST']._serialized_end=263
+  _globals['_MODELSSERVICE']._serialized_start=266
+  _globals['_MODELSSERVICE']._serialized_end=568
 # @@protoc_insertion_point(module_scope)

@@ -23,18 +23,32 @@ class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    AFTER_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_ID_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """`all`: also models that are not ready, with state, replicas, runtime, reason, size and progress. Empty: ready
     models.
     """
+    limit: _builtins.str
+    """In Anthropic's format: the number of models on a page, 1 to 1000. Empty: 20. A string, because the gateway would
+    refuse what is no number, which OpenAI's format ignores.
+    """
+    after_id: _builtins.str
+    """In Anthropic's format: the page starts after this id. Empty: with the first model."""
+    before_id: _builtins.str
+    """In Anthropic's format: the page ends before this id. Empty: no such limit."""
     def __init__(
         self,
         *,
         state: _builtins.str = ...,
+        limit: _builtins.str = ...,
+        after_id: _builtins.str = ...,
+        before_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id", b"after_id", "before_id", b"before_id", "limit", b"limit", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

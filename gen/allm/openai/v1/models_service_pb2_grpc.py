@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class ModelsServiceStub:
-    """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead.
+    """OpenAI's and Anthropic's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead.
     """
 
     def __init__(self, channel):
@@ -54,11 +54,12 @@ class ModelsServiceStub:
 
 
 class ModelsServiceServicer:
-    """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead.
+    """OpenAI's and Anthropic's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead.
     """
 
     def ListModels(self, request, context):
-        """GET /v1/models: returns the ready models in OpenAI's format.
+        """GET /v1/models: returns the ready models in OpenAI's format, or in Anthropic's if the request has the header
+        `anthropic-version`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +106,7 @@ def add_ModelsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelsService:
-    """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead.
+    """OpenAI's and Anthropic's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead.
     """
 
     @staticmethod

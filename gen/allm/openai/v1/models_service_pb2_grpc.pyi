@@ -28,14 +28,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelsServiceStub:
-    """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
+    """OpenAI's and Anthropic's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelsServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.ListModelsRequest, _httpbody_pb2.HttpBody]
-    """GET /v1/models: returns the ready models in OpenAI's format."""
+    """GET /v1/models: returns the ready models in OpenAI's format, or in Anthropic's if the request has the header
+    `anthropic-version`.
+    """
     GetModel: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.GetModelRequest, _httpbody_pb2.HttpBody]
     """GET /v1/models/{id}: returns one model; the id may contain slashes, escaped or not."""
     DeleteModel: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.DeleteModelRequest, _httpbody_pb2.HttpBody]
@@ -43,18 +45,20 @@ class ModelsServiceStub:
 
 @_typing.type_check_only
 class ModelsServiceAsyncStub(ModelsServiceStub):
-    """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
+    """OpenAI's and Anthropic's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_models_service_pb2.ListModelsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /v1/models: returns the ready models in OpenAI's format."""
+    """GET /v1/models: returns the ready models in OpenAI's format, or in Anthropic's if the request has the header
+    `anthropic-version`.
+    """
     GetModel: _aio.UnaryUnaryMultiCallable[_models_service_pb2.GetModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """GET /v1/models/{id}: returns one model; the id may contain slashes, escaped or not."""
     DeleteModel: _aio.UnaryUnaryMultiCallable[_models_service_pb2.DeleteModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """DELETE /v1/models/{id}: deletes a model."""
 
 class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
-    """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
+    """OpenAI's and Anthropic's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -62,7 +66,9 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_service_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """GET /v1/models: returns the ready models in OpenAI's format."""
+        """GET /v1/models: returns the ready models in OpenAI's format, or in Anthropic's if the request has the header
+        `anthropic-version`.
+        """
 
     @_abc_1.abstractmethod
     def GetModel(
