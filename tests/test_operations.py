@@ -11,6 +11,7 @@ from services.image.api.servicer import ImageServicer
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer
+from services.text.api.messages.facade import MessagesFacade
 from services.text.api.rerank import RerankServicer
 from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
@@ -28,6 +29,7 @@ OPERATIONS = {
     EmbeddingServicer: {"CreateEmbeddings": "embeddings"},
     RerankServicer: {"Rerank": "rerank", "Score": "rerank"},
     ConversationsFacade: {},
+    MessagesFacade: {"CreateMessage": "chat"},
     ResponsesFacade: {"CreateResponse": "chat"},
     ResponseServicer: {"CreateResponse": "chat", "StreamResponse": "chat"},
     AudioFacade: {"CreateTranscription": "transcription", "CreateTranslation": "translation"},

@@ -40,6 +40,7 @@ from services.image.api.servicer import ImageServicer
 from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer
+from services.text.api.messages.facade import MessagesFacade
 from services.text.api.rerank import RerankServicer
 from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
@@ -238,8 +239,9 @@ async def test_removed_keys_leave_no_state() -> None:
     assert (len(keys), len(door._signed), len(door._rates._accounts)) == (0, 0, 0)
 
 
-TEXT, RESPONSES_FACADE, CONVERSATIONS, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
+MESSAGES, TEXT, RESPONSES_FACADE, CONVERSATIONS, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
 SERVICES = (
+    (MESSAGES, MessagesFacade),
     (TEXT, TextFacade),
     (RESPONSES_FACADE, ResponsesFacade),
     (CONVERSATIONS, ConversationsFacade),

@@ -1,4 +1,4 @@
-"""JSON bodies of the OpenAI facades, and the core's processing of them before a model sees them."""
+"""JSON bodies of the facades, and the core's processing of them before a model sees them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from services.image.api import openai as images
 from services.rest.openai.body import json_body
 from services.text.api import completions, embeddings
 from services.text.api.chat import openai_request as chat
+from services.text.api.messages import anthropic_request as messages
 from services.text.api.responses import openai_request as responses
 from services.text.chat import grammar_of
 from services.text.parsers import dialect as dialects
@@ -26,6 +27,17 @@ WORDS = tuple(
         *("response_format", "json_schema", "schema", "n", "stop", "logit_bias", "logprobs", "top_logprobs", "seed"),
         *("max_tokens", "temperature", "top_p", "stream", "stream_options", "metadata", "input", "instructions"),
         *("function_call_output", "call_id", "previous_response_id", "reasoning", "effort", "prompt", "suffix", "echo"),
+        *(
+            "thinking",
+            "enabled",
+            "budget_tokens",
+            "tool_use",
+            "tool_result",
+            "input_schema",
+            "id",
+            "tool_use_id",
+            "any",
+        ),
         *("best_of", "dimensions", "encoding_format", "base64", "size", "1x1", "quality", "output_format", "steps"),
     )
 )
@@ -56,6 +68,10 @@ def _chat(case: bytes) -> None:
             assert isinstance(grammar_of(request, dialect, reasoning_open=reasoning_open), str)
 
 
+def _message(case: bytes) -> None:
+    checked_request(messages.read_request(_body(case), messages.CreateBody)[1])
+
+
 def _read(reader: Callable[[httpbody_pb2.HttpBody], object]) -> Callable[[bytes], None]:
     return _told(lambda case: reader(_body(case)))
 
@@ -63,6 +79,7 @@ def _read(reader: Callable[[httpbody_pb2.HttpBody], object]) -> Callable[[bytes]
 BODY_TARGETS = (
     FuzzTarget("chat-json", _told(_chat), words=WORDS, cases=1000),
     FuzzTarget("responses-json", _read(responses.read_request), words=WORDS, cases=1000),
+    FuzzTarget("messages-json", _told(_message), words=WORDS, cases=1000),
     FuzzTarget("completions-json", _read(completions.read_request), words=WORDS, cases=1000),
     FuzzTarget("embeddings-json", _read(embeddings.read_request), words=WORDS, cases=1000),
     FuzzTarget("images-json", _read(images.read_generation), words=WORDS, cases=1000),

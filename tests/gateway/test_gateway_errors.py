@@ -154,6 +154,7 @@ async def test_without_a_service(gateway: RunningGateway, upstream: Upstream, so
         assert reply.error["code"] == "service_unavailable"
         assert reply.error["type"] == "server_error"
         assert int(reply.headers["retry-after"]) > 0
+        assert (await send(gateway.port, "POST", "/v1/messages", body=b"{}")).status == 529, "Anthropic's word for it"
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
             stub = chat_service_pb2_grpc.ChatServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as raised:

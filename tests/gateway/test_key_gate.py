@@ -125,12 +125,14 @@ async def test_a_key_lets_in_as_its_owner_and_ends_at_the_gateway(guarded: Guard
     [
         ({}, "Missing API key"),
         ({"authorization": "Basic dXNlcjpwYXNz"}, "Missing API key"),
-        ({"x-api-key": USER}, "Missing API key"),
+        ({"api-key": USER}, "Missing API key"),
+        ({"authorization": "Basic dXNlcjpwYXNz", "x-api-key": USER}, "Missing API key"),
+        ({"x-api-key": "sk-allm-wrong"}, "Incorrect API key"),
         (bearer("sk-allm-wrong"), "Incorrect API key"),
         (bearer(f"{USER}, Bearer {USER}"), "Incorrect API key"),
         (bearer(OLD), "key_old has expired"),
     ],
-    ids=["missing", "other-scheme", "other-header", "wrong", "two", "expired"],
+    ids=["missing", "other-scheme", "other-header", "first-header", "wrong-x", "wrong", "two", "expired"],
 )
 async def test_calls_without_a_valid_key_are_refused(
     guarded: Guarded, protocol: str, headers: dict[str, str], reported: str
@@ -141,6 +143,24 @@ async def test_calls_without_a_valid_key_are_refused(
         assert reported in outcome.message
     assert not guarded.catalog.metadata
     assert not guarded.upstream.metadata
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_key_in_anthropics_header(guarded: Guarded, protocol: str) -> None:
+    assert (await ask(protocol, guarded.port, LIST, {"x-api-key": USER})).status == "OK"
+    both = await ask(protocol, guarded.port, LIST, {"x-api-key": "sk-allm-wrong", **bearer(USER)})
+    assert both.status == "OK", "the other header comes first"
+    for seen in guarded.catalog.metadata:
+        assert seen["x-client-id"] == "key_user"
+        assert not {"authorization", "x-api-key"} & set(seen)
+        assert "sk-allm" not in str(seen)
+
+
+async def test_anthropics_clients_get_a_refusal_in_their_shape(guarded: Guarded) -> None:
+    reply = await send(guarded.port, "POST", "/v1/messages", {"x-api-key": "sk-allm-wrong"}, b"{}")
+    assert (reply.status, reply.json["error"]["type"]) == (401, "authentication_error")
+    assert "Incorrect API key" in reply.json["error"]["message"]
+    assert reply.json["request_id"] == reply.headers["request-id"]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

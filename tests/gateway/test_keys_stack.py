@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import grpc
 import openai
 import pytest
@@ -197,6 +198,28 @@ async def test_openais_client_knows_every_refusal(guarded: Stack, root: str) -> 
         assert wrong.value.code == "invalid_api_key"
         with pytest.raises(openai.PermissionDeniedError):
             await limited.models.delete(MODEL)
+
+
+async def test_anthropics_client_knows_every_refusal(guarded: Stack, root: str) -> None:
+    """It sends the key in `x-api-key`."""
+    _, key = await create(guarded, root, requests_per_minute=2)
+
+    def client(key: str) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key=key, max_retries=0)
+
+    async with client(key) as limited, client("sk-allm-wrong") as stranger:
+        assert MODEL in [model.id async for model in limited.models.list()]
+        asked: Any = {"model": "unknown", "messages": [{"role": "user", "content": "Hi"}]}
+        with pytest.raises(anthropic.NotFoundError):
+            await limited.messages.count_tokens(**asked)
+        with pytest.raises(anthropic.RateLimitError) as over:
+            await limited.messages.count_tokens(**asked)
+        assert over.value.type == "rate_limit_error"
+        with pytest.raises(anthropic.AuthenticationError) as wrong:
+            await stranger.messages.create(**asked, max_tokens=1)
+        assert wrong.value.type == "authentication_error"
+    logs = "".join(path.read_text(errors="replace") for path in (guarded.home / "logs").glob("*.log"))
+    assert key not in logs
 
 
 async def test_every_log_names_the_key_as_the_caller(guarded: Stack, root: str) -> None:

@@ -60,6 +60,43 @@ async def test_ready_models_are_listed_in_openais_format_under_ids_and_aliases(t
         }
 
 
+async def test_anthropics_clients_get_pages_in_their_format(tmp_path: Path) -> None:
+    header = (("anthropic-version", "2023-06-01"),)
+
+    async def page(**asked: Any) -> tuple[list[str], bool]:
+        body = await service.facade.ListModels(models_service_pb2.ListModelsRequest(**asked), metadata=header)
+        found = json.loads(body.data)
+        listed = [model["id"] for model in found["data"]]
+        assert (found["first_id"], found["last_id"]) == ((listed[0], listed[-1]) if listed else (None, None))
+        return listed, found["has_more"]
+
+    async with running(tmp_path) as service:
+        assert await page() == ([], False)
+        for name in ("a", "b", "c", "d"):
+            await service.register(name, aliases=["z"] if name == "a" else [])
+        await service.report(complete=True, statuses=[status(name) for name in ("a", "b", "c")])
+        assert await page() == (["a", "z", "b", "c"], False)
+        assert await page(limit="3") == (["a", "z", "b"], True)
+        assert await page(limit="3", after_id="b") == (["c"], False)
+        assert await page(limit="1", before_id="c") == (["b"], True)
+        assert await page(after_id="a", before_id="c") == (["z", "b"], False)
+        assert await page(after_id="c", before_id="a") == ([], False)
+        for asked, named in (
+            ({"limit": "0"}, "limit"),
+            ({"limit": "1001"}, "limit"),
+            ({"limit": "x"}, "limit"),
+            ({"after_id": "d"}, "after_id"),
+        ):
+            request = models_service_pb2.ListModelsRequest(**asked)
+            outcome, error = await refused(service.facade.ListModels(request, metadata=header))
+            assert (outcome, error["param"]) == ("400", named)
+        body = await service.facade.GetModel(models_service_pb2.GetModelRequest(id="z"), metadata=header)
+        model = json.loads(body.data)
+        assert model.pop("created_at").endswith("+00:00")
+        sizes = {"max_input_tokens": 2048, "max_tokens": 2048}
+        assert model == {"type": "model", "id": "z", "display_name": "z", "lifecycle": "active", **sizes}
+
+
 async def test_the_list_follows_every_change(tmp_path: Path) -> None:
     """The catalog caches the list between requests; every change must invalidate it."""
     async with running(tmp_path) as service:

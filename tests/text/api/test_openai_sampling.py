@@ -12,6 +12,7 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest
 from services.text.api import completions as openai_completions
 from services.text.api.chat import openai_request as openai_chat_request
+from services.text.api.messages import anthropic_request
 from services.text.api.responses import openai_request as openai_responses_request
 from services.text.engine.sampling import SamplingParams
 from tests.case import case
@@ -49,10 +50,15 @@ def of_responses(**given: Any) -> SamplingParams:
     return openai_responses_request.read_request(body(input="hello", max_output_tokens=5, **given))[1].settings.sampling
 
 
+def of_messages(**given: Any) -> SamplingParams:
+    asked = body(messages=[{"role": "user", "content": "hello"}], max_tokens=5, **given)
+    return anthropic_request.read_request(asked, anthropic_request.CreateBody)[1].sampling
+
+
 Read = Callable[..., SamplingParams]
 
 
-@pytest.mark.parametrize("read", [of_chat, of_completions, of_responses])
+@pytest.mark.parametrize("read", [of_chat, of_completions, of_responses, of_messages])
 def test_every_parameter_is_read(read: Read) -> None:
     assert read(**GIVEN) == SamplingParams(
         temperature=0.5,
@@ -71,13 +77,13 @@ def test_every_parameter_is_read(read: Read) -> None:
     )
 
 
-@pytest.mark.parametrize("read", [of_chat, of_completions, of_responses])
+@pytest.mark.parametrize("read", [of_chat, of_completions, of_responses, of_messages])
 def test_absent_or_null_values_are_defaults(read: Read) -> None:
     assert read() == read(**dict.fromkeys(GIVEN)) == SamplingParams(max_tokens=5)
 
 
 def test_a_seed_beyond_64_bits_is_refused() -> None:
-    for read in [of_chat, of_completions, of_responses]:
+    for read in [of_chat, of_completions, of_responses, of_messages]:
         for seed in [2**63, -(2**63) - 1, 2**64 + 1]:
             with case(read=read, seed=seed):
                 with pytest.raises(InvalidRequest) as caught:
