@@ -19,8 +19,7 @@ function envoy_on_request(handle)
   local headers = handle:headers()
   local path = (headers:get(":path") or ""):match("^[^?]*")
   if headers:get("anthropic-version") or path == "/v1/messages" or path:sub(1, 13) == "/v1/messages/" then
-    local id = (headers:get("x-request-id") or ""):gsub("[^%w._-]", "?")
-    handle:streamInfo():dynamicMetadata():set(SPACE, "request_id", id)
+    handle:streamInfo():dynamicMetadata():set(SPACE, "request_id", headers:get("x-request-id")) -- Envoy's own
   end
 end
 

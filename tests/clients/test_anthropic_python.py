@@ -60,6 +60,12 @@ def test_an_answer(client: anthropic.Anthropic) -> None:
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
 
 
+def test_an_answer_may_ask_for_more_than_there_is_room(client: anthropic.Anthropic) -> None:
+    """Clients ask for the most that they ever want, whatever the context."""
+    context = client.models.retrieve(MODEL).max_tokens or 0
+    assert ask(client, max_tokens=context, stop_sequences=[" is"], **LIKELIEST).stop_sequence == " is"
+
+
 def test_the_events_of_a_stream(client: anthropic.Anthropic) -> None:
     events = list(client.messages.create(model=MODEL, messages=hello(), max_tokens=8, stream=True, **ALIKE))
     kinds = [event.type for event in events]
@@ -119,10 +125,10 @@ def test_tools_are_called_and_answered(client: anthropic.Anthropic) -> None:
     final = ask(client, turns, tools=tools, tool_choice={"type": "none"}, max_tokens=8)
     assert text(final)
     assert not calls(final)
-    counts = [
-        client.messages.count_tokens(model=MODEL, messages=turns[:2] + [user], tools=tools).input_tokens  # type: ignore[list-item]
-        for user in ({"role": "user", "content": results[:upto]} for upto in (1, 2, 3))
-    ]
+    counts = []
+    for upto in (1, 2, 3):
+        given: Any = {"messages": [question, said, {"role": "user", "content": results[:upto]}], "tools": tools}
+        counts.append(client.messages.count_tokens(model=MODEL, **given).input_tokens)
     assert counts == sorted(set(counts)), "the model reads every block"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -106,8 +105,6 @@ async def test_answers_name_their_request(gateway: RunningGateway, upstream: Ups
     reply = await send(gateway.port, "POST", CHAT, ANTHROPICS, b"{}")
     assert reply.status == 200
     assert reply.headers["request-id"] == reply.headers["x-request-id"]
-    strange = await send(gateway.port, "GET", f"{MESSAGES}/x", {"x-request-id": 'a"b\\'})
-    assert re.fullmatch(r"[\w?.-]+", strange.json["request_id"])
 
 
 async def test_a_head_request_has_no_body(gateway: RunningGateway, upstream: Upstream) -> None:

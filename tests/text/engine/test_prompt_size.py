@@ -46,3 +46,12 @@ def test_oversized_load_is_refused_with_the_numbers() -> None:
     assert isinstance(refused, RequestRefused)
     assert (refused.code, refused.param) == ("CONTEXT_LENGTH_EXCEEDED", "messages")
     assert all(number in refused.message for number in ("2000 bytes", "101 tokens", f"holds {CONTEXT}"))
+
+
+def test_a_prompt_without_room_for_the_wanted_tokens() -> None:
+    for required in (True, False):
+        runtime, sent = Long(), []
+        wanted = SamplingParams(max_tokens=CONTEXT, room_required=required)
+        sequence = prepared(_prepare(runtime, Submit(1, "a", "x" * 20, wanted), sent.append))
+        assert (sequence is None) == required
+        assert isinstance(sent[0], RequestRefused if required else Accepted)

@@ -28,6 +28,7 @@ from services.text.conversation import (
     ToolCall,
     ToolChoice,
 )
+from services.text.engine.sampling import SamplingParams
 
 Blocks = str | list[dict[str, Any]]
 # The least budgets of thinking, in tokens, that count as medium and high effort.
@@ -161,7 +162,7 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
     chat = ChatRequest(
         model=request.model,
         messages=_messages(request),
-        sampling=sampling_of(request, getattr(request, "max_tokens", None)),
+        sampling=_sampling(request),
         tools=tools,
         tool_choice=_choice(choice, tools),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
@@ -169,11 +170,17 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
         reasoning_effort=_effort(request.thinking, config.effort),
         effort_required=False,
     )
-    if stops := getattr(request, "stop_sequences", None):
-        chat = dataclasses.replace(chat, sampling=dataclasses.replace(chat.sampling, stop=tuple(stops)))
     with body.called(parameter_names(request)):
         limits.check(chat)
     return request, chat
+
+
+def _sampling(request: PromptBody) -> SamplingParams:
+    """Returns the sampling parameters. An answer may end with the context: clients ask for the most they ever want."""
+    if not isinstance(request, CreateBody):
+        return sampling_of(request, None)
+    sampling = dataclasses.replace(sampling_of(request, request.max_tokens), room_required=False)
+    return dataclasses.replace(sampling, stop=tuple(request.stop_sequences)) if request.stop_sequences else sampling
 
 
 def parameter_names(request: PromptBody) -> dict[str, str]:

@@ -19,6 +19,7 @@ from tests.text.checked_request import checked_request
 HELLO = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "f", "input_schema": SCHEMA}
+PICTURED = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
 # Parameters of the SDK that have no effect here, and are named as unknown ones.
 WITHOUT_EFFECT = {"diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
 
@@ -49,7 +50,7 @@ def test_defaults() -> None:
     assert read() == ChatRequest(
         model="m",
         messages=(Message(role="user", content="hello"),),
-        sampling=SamplingParams(max_tokens=5),
+        sampling=SamplingParams(max_tokens=5, room_required=False),
         reasoning_effort="none",
         effort_required=False,
     )
@@ -79,10 +80,7 @@ def test_a_conversation_with_tools() -> None:
             role="assistant",
             content="I ",
             reasoning="hm",
-            tool_calls=tuple(
-                ToolCall(id=f"t{n}", name="f", arguments='{"a": %d, "ü": "ß"}' % n)
-                for n in (1, 2)  # noqa: UP031
-            ),
+            tool_calls=tuple(ToolCall(id=f"t{n}", name="f", arguments=f'{{"a": {n}, "ü": "ß"}}') for n in (1, 2)),
         ),
         Message(role="tool", content="one", tool_call_id="t1"),
         Message(role="tool", content="Error: broken", tool_call_id="t2"),
@@ -183,17 +181,7 @@ def test_stop_sequences_and_formats() -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [HELLO] * 20_000}, "messages"),
         ({"system": [{"type": "image"}]}, "system[0]"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}],
-                    }
-                ]
-            },  # noqa: E501
-            "messages[0].content[0].content[0]",
-        ),
+        ({"messages": [{"role": "user", "content": [PICTURED]}]}, "messages[0].content[0].content[0]"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "response_format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
