@@ -101,8 +101,9 @@ class TextSettings(WorkerSettings):
     this needs g++ or clang++, and without either of them models are not compiled"""
     vllm_cache: Path = Path("$ALLM_HOME/cache/vllm")  # compiled models
     platform_tools: str = setting.choice("ALLM_PLATFORM_TOOLS", "ignore", ("ignore", "refuse"), "text")
-    """whether Responses leave out tools that only OpenAI's platform runs, such as `web_search`, if the caller also
-    brings functions, or refuse them ([responses.md](responses.md#differences-from-openai))"""
+    """whether Responses leave out tools that only OpenAI's platform runs, such as `web_search`, and Messages those that
+    only Anthropic defines, if the caller also brings functions, or refuse them
+    ([responses.md](responses.md#differences-from-openai), [messages.md](messages.md#parameters))"""
     request_seconds: float = setting.seconds("ALLM_REQUEST_SECONDS", 600.0, 0.1, 86_400.0, "text")
     """maximum duration of a text request"""
 
