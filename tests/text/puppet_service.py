@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from allm.anthropic.v1 import messages_service_pb2_grpc
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
@@ -25,6 +26,7 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings
+from services.text.api.messages.facade import MessagesFacade
 from services.text.api.rerank import Reranking
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.chat import Chat
@@ -115,7 +117,11 @@ class PuppetService:
 
     def post(self, method: str = "CreateChatCompletion", **body: Any) -> Any:
         """Sends a REST request as the gateway forwards it; returns the pieces of its answer."""
-        stubs = (responses_service_pb2_grpc.ResponsesServiceStub, text_service_pb2_grpc.TextServiceStub)
+        stubs = (
+            messages_service_pb2_grpc.MessagesServiceStub,
+            responses_service_pb2_grpc.ResponsesServiceStub,
+            text_service_pb2_grpc.TextServiceStub,
+        )
         (rpc,) = (rpc for stub in stubs if (rpc := getattr(stub(self.channel), method, None)))
         return rpc(HttpBody(content_type="application/json", data=json.dumps({"model": MODEL, **body}).encode()))
 
@@ -153,6 +159,7 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     facade = TextFacade(models, chat, Completions(models, chat), Embeddings(models), Reranking(models))
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
+    messages_service_pb2_grpc.add_MessagesServiceServicer_to_server(MessagesFacade(models, chat), server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
     server.add_insecure_port(address := f"unix:{folder}/text")
     await server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,13 @@ from services.text.api.messages.anthropic_request import (
 )
 from services.text.api.other_parameters import unknown_parameters
 from services.text.chat import Chat
-from services.text.conversation import ChatRequest
+from services.text.conversation import AnswerEvent, ChatRequest
 from services.text.manager import TextModels
 from services.text.running_answer import Completion
 
 B = TypeVar("B", bound=PromptBody)
+# Anthropic's clients give up after minutes without a byte, and a long prompt may take longer on a processor.
+PING_SECONDS = 15.0
 
 
 class MessagesFacade(messages_service_pb2_grpc.MessagesServiceServicer):
@@ -109,9 +112,19 @@ async def _answer(body: CreateBody, completion: Completion, call: Call) -> None:
     writer = MessageWriter(message_id, completion.model_id, body.max_tokens, thoughts_shown=shown)
     while not completion.finished:
         events: list[dict[str, Any]] = []
-        for _, event in await completion.ready():
+        for _, event in await (_ready(completion, call) if body.stream else completion.ready()):
             events += writer.events(event, completion.usage)
         if body.stream and events:
             await call.send(sse.body(sse.event(event["type"], event) for event in events))
     if not body.stream:
         await call.send(json_body(writer.whole(completion.usage)))
+
+
+async def _ready(completion: Completion, call: Call) -> list[tuple[int, AnswerEvent]]:
+    """Waits for events; meanwhile the caller gets pings. After the first one, errors are events of the stream."""
+    while True:
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                return await completion.ready()
+        except TimeoutError:
+            await call.send(sse.body((sse.event("ping", {"type": "ping"}),)))
