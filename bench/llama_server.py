@@ -9,6 +9,7 @@ which the comparison does not need. It runs once for each version, below `bench/
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -26,7 +27,7 @@ from rich.progress import Progress
 from bench.contender import BUILD_DIR
 
 _PACKAGE = "llama-cpp-python"
-_TILES = Path(__file__).parent.parent / "containers" / "amx_tiles.h"
+_FIXES = Path(__file__).parent.parent / "containers" / "llama_fixes.h"
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",  # scikit-build-core's default, which the wheel was built with
     "BUILD_SHARED_LIBS": "ON",
@@ -51,7 +52,7 @@ def build(console: Console) -> Path:
         BuildError: a step failed; the message names its log.
     """
     release = version(_PACKAGE)
-    folder = BUILD_DIR / f"llama_cpp_python-{release}-server"
+    folder = BUILD_DIR / f"llama_cpp_python-{release}-{hashlib.sha256(_FIXES.read_bytes()).hexdigest()[:8]}-server"
     binary = folder / "bin" / "llama-server"
     if binary.exists():
         return binary
@@ -61,7 +62,7 @@ def build(console: Console) -> Path:
     console.print(f"Building llama-server of {_PACKAGE} {release}: several minutes, once")
     options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
     # The wheel's own flags come last, so they take precedence.
-    own = [f"-DCMAKE_CXX_FLAGS=-include {_TILES}", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
+    own = [f"-DCMAKE_CXX_FLAGS=-include {_FIXES}", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
     _run(
         [tools["cmake"], "-S", str(source), "-B", str(folder), *_generator(tools), *options, *own], "configure", console
     )
