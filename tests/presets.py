@@ -45,7 +45,12 @@ def session_hub() -> Iterator[LoopbackHub]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """All services and a model of every kind, for tests that stop or kill nothing."""
     models = {MODEL: demo_model(), ENCODER: minilm(), SPEECH_MODEL: tiny_en_ct2(), IMAGE_MODEL: SHAPES}
-    settings = {"ALLM_MODELS": named(models), "ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
+    settings = {
+        "ALLM_MODELS": named(models),
+        "ALLM_AUDIO_REPLICAS": "1",
+        "ALLM_IMAGE_REPLICAS": "1",
+        "ALLM_DTYPE": "float32",  # vectors are compared exactly
+    }
     with running_stack(tmp_path_factory.mktemp("allm"), **settings) as running:
         yield running
 

@@ -81,7 +81,7 @@ class TextSettings(WorkerSettings):
     the client's own texts, where that is faster. The tokens stay the same, see [speculation.md](speculation.md)"""
     dtype: str = setting.choice("ALLM_DTYPE", "auto", DTYPES, "text")
     """precision of safetensors models; `auto` is 16 bits on every device that computes in 16 bits, even for checkpoints
-    of 32 bits"""
+    of 32 bits; rerankers stay in 32 bits on a CPU"""
     tensor_parallel: int = setting.integer("ALLM_TENSOR_PARALLEL", 1, 1, 64, "GPUs", "text")
     """GPUs of this machine that compute one safetensors model together; without a GPU, processes"""
     llama_libraries: Path | None = setting.file(

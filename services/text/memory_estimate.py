@@ -11,7 +11,8 @@
                          + 32 MiB (allocator, kernels)
     vllm, chat           as torch, chat, with vLLM's page size, + 128 MiB if it compiles the model
     torch, gpt-oss, GPU  as torch, chat, with the packed size of the weights where the GPU computes with it
-    torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
+    torch, encoder       weights as mapped; in bfloat16 on the CPU + a second copy without the embedding, as for chat
+                         + batch x dtype x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
 `batch` is the number of tokens per step (services/text/engine/token_budget.py), `cells` the KV cells of all requests
 (services/text/engine/kv_cells.py), `cell bytes` the size of a token's keys and values in all layers; `width` and
@@ -52,6 +53,7 @@ from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
 from services.text.engine.runtimes.vllm.arguments import cache_blocks
 from services.text.engine.token_budget import step_tokens
+from services.worker.processor import has_bfloat16
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ _OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
 Parts = dict[str, int]
 Options = Callable[[ModelDescriptor, RuntimeSpec], EngineOptions]
-HALF = 2  # bytes per number in llama.cpp's KV cache
+HALF = 2  # bytes per number in 16 bits, such as those of llama.cpp's KV cache
 FLOAT = 4
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layer types of hybrid models
 _RECURRENT = frozenset({"mamba", "linear_attention"})
@@ -107,9 +109,7 @@ class TextMemoryEstimate:
     ) -> Parts:
         shape = ConfigShape(descriptor.primary)
         if not writes:
-            batch = min(_ENCODER_BATCH, self._settings.batch_tokens)
-            compute = batch * 4 * (6 * shape.width + 3 * shape.inner) + 800 * shape.vocabulary + _KERNELS
-            return {"weights": descriptor.size, "compute": compute}
+            return self._encoder(descriptor, shape, _encoder_bytes(descriptor, options, runtime), gpu=runtime.gpu)
         wanted = NUMBER_BYTES.get(options.dtype, shape.stored)
         weights = (descriptor.unpacked_size or descriptor.size) * wanted // shape.stored
         if _stays_packed(descriptor, options, runtime) and wanted == shape.stored:
@@ -132,6 +132,24 @@ class TextMemoryEstimate:
             "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
             "compute": compute + compiling + 800 * shape.vocabulary + _KERNELS,
         }
+
+    def _encoder(self, descriptor: ModelDescriptor, shape: ConfigShape, wanted: int, *, gpu: bool) -> Parts:
+        """`wanted`: bytes per number."""
+        weights = descriptor.size * wanted // shape.stored
+        if wanted == HALF and not gpu:
+            weights += max(0, weights - shape.embedding * wanted)
+        batch = min(_ENCODER_BATCH, self._settings.batch_tokens)
+        compute = batch * wanted * (6 * shape.width + 3 * shape.inner) + 800 * shape.vocabulary + _KERNELS
+        return {"weights": weights, "compute": compute}
+
+
+def _encoder_bytes(descriptor: ModelDescriptor, options: EngineOptions, runtime: RuntimeSpec) -> int:
+    """Returns the bytes per number of an embedding model or reranker on torch."""
+    if options.dtype != "auto":
+        return NUMBER_BYTES[options.dtype]
+    if runtime.gpu:
+        return HALF
+    return HALF if has_bfloat16() and "rerank" not in descriptor.capabilities else FLOAT
 
 
 def fit_cache(

@@ -255,3 +255,40 @@ def test_only_layers_without_heads_have_a_state() -> None:
 def test_a_header_that_says_nothing_needs_nothing() -> None:
     found = gguf()
     assert (found.cell_bytes, found.state_bytes, found.width, found.vocabulary) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("capability", ["embeddings", "rerank"])
+def test_an_encoder_is_reckoned_in_the_precision_it_is_computed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    config = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 1000, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    size, linears, layer = 10 * MIB, 10 * MIB - 4 * 1000 * 64, 6 * 64 + 3 * 128
+    model = ModelDescriptor(
+        id="tiny",
+        modality="text",
+        format="safetensors",
+        architecture="bert",
+        capabilities=frozenset({capability}),
+        size=size,
+        context_tokens=512,
+        generation=1,
+        unpacked_size=0,
+        quantization="",
+        files=(),
+        primary=tmp_path,
+    )
+    runtime = next(one for one in RUNTIMES if one.name == "torch")
+
+    def parts(dtype: str, *, instructions: bool) -> dict[str, int]:
+        monkeypatch.setattr("services.text.memory_estimate.has_bfloat16", lambda: instructions)
+        settings = load_settings({"ALLM_DTYPE": dtype, "ALLM_BATCH_TOKENS": "1024"}).text
+        found = TextMemoryEstimate(settings, TextManager(settings).options)(model, runtime).parts
+        return {"weights": found["weights"], "compute": found["compute"] - 800 * 1000 - 32 * MIB}
+
+    exact = {"weights": size, "compute": 1024 * 4 * layer}
+    rounded = {"weights": size // 2 + linears // 2, "compute": 1024 * 2 * layer}
+    assert parts("auto", instructions=False) == exact
+    assert parts("auto", instructions=True) == (exact if capability == "rerank" else rounded)
+    assert parts("float32", instructions=True) == exact
+    assert parts("bfloat16", instructions=True) == rounded

@@ -39,6 +39,7 @@ class TorchReranker(TorchEncoder):
     """A reranker in torch. Only `pair` is thread-safe. Inputs are [tokens, 2]: ids and segments."""
 
     normalised = False
+    exact = True  # a score shows errors that the direction of a vector hides
 
     def _open(self, folder: Path, config: PreTrainedConfig, precision: torch.dtype) -> tuple[Any, int]:
         self._query: tuple[str, list[int]] = ("", [])

@@ -1,4 +1,7 @@
-"""The torch runtime for embedding models: real weights against the published algorithm, and all architectures."""
+"""The torch runtime for embedding models: real weights against the published algorithm, and all architectures.
+
+Exact comparisons ask for float32: by default a CPU may compute in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from services.models.runtimes import RUNTIMES
 from services.text.engine.embedding_loop import Vectors
 from services.text.engine.runtimes.torch.recipe import POOLINGS
 from services.worker.messages import EngineError
+from tests.demo_model import demo_safetensors
 from tests.late import late
 from tests.minilm import LIMIT, SIZE, minilm
 from tests.text.engine.tiny_encoders import PLACES, options, write_model, write_steps
@@ -39,9 +43,13 @@ LETTERS = ["abc", "a", "hello world", "the quick brown fox jumps over", "ba"]
 @pytest.fixture(scope="module")
 def encoder() -> torch_encoder.TorchEncoder:
     fractions: list[float] = []
-    loaded = torch_encoder.TorchEncoder(options(minilm()), fractions.append)
+    made = torch_encoder.TorchEncoder(options(minilm(), dtype="float32"), fractions.append)
     assert fractions[-1] == 1.0
-    return loaded
+    return made
+
+
+def loaded(folder: Path, dtype: str = "float32") -> torch_encoder.TorchEncoder:
+    return torch_encoder.TorchEncoder(options(folder, dtype=dtype), lambda _: None)
 
 
 def encoded(encoder: torch_encoder.TorchEncoder, texts: list[str]) -> Vectors:
@@ -114,7 +122,7 @@ def test_an_architecture_embeds_a_batch_as_its_inputs_alone(tmp_path: Path, arch
     decoder = architecture in DECODERS
     write_model(tmp_path, architecture, decoder=decoder)
     write_steps(tmp_path, ("Normalize", {}), pooling={"pooling_mode_lasttoken": True} if decoder else "mean")
-    encoder = torch_encoder.TorchEncoder(options(tmp_path), lambda _: None)
+    encoder = loaded(tmp_path)
     assert encoder.ready.dimensions == 32
     assert PLACES - 2 <= encoder.ready.context_tokens <= PLACES
     alone = one_by_one(encoder, LETTERS)
@@ -133,7 +141,7 @@ def test_a_decoder_looks_back_only_unless_it_was_made_to_look_both_ways(
 ) -> None:
     write_model(tmp_path, architecture, decoder=True, **both_ways)
     write_steps(tmp_path, pooling={"pooling_mode_cls_token": True})
-    encoder = torch_encoder.TorchEncoder(options(tmp_path), lambda _: None)
+    encoder = loaded(tmp_path)
     first, second = one_by_one(encoder, ["abc", "abx"])
     assert (np.abs(first - second).max() > 1e-4) == bool(both_ways)
     assert encoded(encoder, ["abc", "a"])[0] == pytest.approx(first, abs=1e-5)
@@ -161,16 +169,79 @@ def test_poolings_look_at_an_inputs_own_tokens_only(pooling: str) -> None:
 def test_layers_after_pooling_are_applied_in_their_order(tmp_path: Path) -> None:
     write_model(tmp_path, "bert")
     write_steps(tmp_path)
-    plain = encoded(torch_encoder.TorchEncoder(options(tmp_path), lambda _: None), LETTERS)
+    plain = encoded(loaded(tmp_path), LETTERS)
     identity = "torch.nn.modules.linear.Identity"
     write_steps(tmp_path, ("Dense", {"activation_function": identity}), ("Dense", {}), ("Normalize", {}))
     first, second, bias = torch.randn(8, 32), torch.randn(4, 8), torch.randn(4)
     safetensors_torch.save_file({"linear.weight": first}, tmp_path / "2_Dense/model.safetensors")
     safetensors_torch.save_file({"linear.weight": second, "linear.bias": bias}, tmp_path / "3_Dense/model.safetensors")
-    encoder = torch_encoder.TorchEncoder(options(tmp_path), lambda _: None)
+    encoder = loaded(tmp_path)
     assert encoder.ready.dimensions == 4
     expected = np.tanh(plain @ first.numpy().T @ second.numpy().T + bias.numpy())
     assert encoded(encoder, LETTERS) == pytest.approx(expected, abs=1e-4)
+
+
+# --- precision
+
+
+def least_cosine(folder: Path, texts: list[str]) -> float:
+    """Returns the least cosine between vectors in bfloat16 and in float32, of a batch and of single texts."""
+    exact, rounded = unit(encoded(loaded(folder), texts)), loaded(folder, "bfloat16")
+    found = (encoded(rounded, texts), one_by_one(rounded, texts))
+    return min(float((exact * unit(vectors)).sum(1).min()) for vectors in found)
+
+
+def pooled(folder: Path, model: Path, pooling: str) -> Path:
+    """Returns a folder with a model's files and this pooling."""
+    for file in model.iterdir():
+        if file.is_file() and file.name != "modules.json":
+            (folder / file.name).symlink_to(file)
+    ends = {"cls": "cls_token", "last": "lasttoken"}
+    write_steps(folder, pooling={f"pooling_mode_{ends.get(pooling, f'{pooling}_tokens')}": True})
+    return folder
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_real_vectors_in_bfloat16_point_where_those_in_float32_do(tmp_path: Path, pooling: str) -> None:
+    assert least_cosine(pooled(tmp_path, minilm(), pooling), TEXTS) > 0.9995
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_real_decoders_vectors_in_bfloat16_point_where_those_in_float32_do(tmp_path: Path, pooling: str) -> None:
+    assert least_cosine(pooled(tmp_path, demo_safetensors(), pooling), TEXTS) > 0.999
+
+
+@pytest.mark.parametrize("architecture", sorted(EMBEDS - {"deberta"}))
+def test_every_architecture_embeds_in_bfloat16(tmp_path: Path, architecture: str) -> None:
+    decoder = architecture in DECODERS
+    write_model(tmp_path, architecture, decoder=decoder)
+    write_steps(tmp_path, pooling={"pooling_mode_lasttoken": True} if decoder else "mean")
+    assert least_cosine(tmp_path, LETTERS) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("architecture", "instructions", "dtype", "expected"),
+    [
+        ("bert", True, "auto", "bfloat16"),
+        ("bert", False, "auto", "float32"),
+        ("bert", True, "float32", "float32"),
+        ("deberta", True, "auto", "float32"),
+    ],
+)
+def test_auto_is_bfloat16_on_a_processor_that_multiplies_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    instructions: bool,
+    dtype: str,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(torch_encoder, "has_bfloat16", lambda: instructions)
+    monkeypatch.setattr(torch_encoder, "computes_bfloat16", lambda: True)
+    write_model(tmp_path, architecture)
+    encoder = loaded(tmp_path, dtype)
+    assert encoder._model.get_input_embeddings().weight.dtype == getattr(torch, expected)
+    assert encoded(encoder, LETTERS).dtype == np.float32
 
 
 # --- refusals
