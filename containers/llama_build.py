@@ -1,7 +1,7 @@
 """Builds llama.cpp's libraries for a GPU: `python containers/llama_build.py cuda|vulkan|auto`, with allm's Python.
 
 `cpu` builds nothing: it lets a small model answer with the installed libraries, and says whether they can be used.
-pip caches the wheel that it compiled, maybe on another processor, or without llama_fixes.h (`--fixed` refuses it then).
+pip caches the wheel that it compiled, maybe on another processor, or without llama_fixes.h.
 
 The source is that of the installed llama-cpp-python, whose Python code then loads these libraries (LLAMA_CPP_LIB_PATH).
 They come to `<sys.prefix>/llama.cpp/<kind>`, which exists only when it is complete. A finished build is kept in the
@@ -44,8 +44,6 @@ RENDER_NODES = Path("/dev/dri")
 INCLUDES = (Path(os.environ.get("VULKAN_SDK") or "/usr", "include"), Path("/usr/include"), Path("/usr/local/include"))
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIXES = Path(__file__).with_name("llama_fixes.h")
-FIXED = b"allm steps of 32"  # in a library that it sped up
-CPU_INFO = Path("/proc/cpuinfo")
 VULKAN_PACKAGES = "libvulkan-dev glslc spirv-headers"
 FLAGS = [
     "-DCMAKE_BUILD_TYPE=Release",
@@ -115,7 +113,6 @@ def main() -> None:
     parser.add_argument(
         "--into", type=Path, default=os.environ.get("ALLM_LLAMA_LIBRARIES") or Path(sys.prefix, "llama.cpp")
     )
-    parser.add_argument("--fixed", action="store_true", help="cpu: refuse libraries without llama_fixes.h")
     parser.add_argument("--background", action="store_true", help="at low priority, no longer than the parent runs")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -125,8 +122,6 @@ def main() -> None:
     if given.kind == "cpu":
         try:
             _answer("", None)
-            if given.fixed:
-                _check_fixed()
         except BuildError as problem:
             print(f"the installed llama.cpp cannot be used on this machine: {problem}", flush=True)
             sys.exit(1)
@@ -141,22 +136,6 @@ def main() -> None:
         print(f"llama.cpp cannot be built for {kind}, GGUF models compute without it: {problem}", flush=True)
         sys.exit(1)
     print(f"llama.cpp is built for {kind}: {target}", flush=True)
-
-
-def _check_fixed() -> None:
-    """Raises BuildError if the installed libraries are slow for want of llama_fixes.h."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec and spec.origin and is_slow(Path(spec.origin).parent / "lib" / "libggml-cpu.so"):
-        raise BuildError("it was compiled without containers/llama_fixes.h, and attention is slow")
-
-
-def is_slow(library: Path) -> bool:
-    """Returns True if a library that GCC compiled for this processor lacks what llama_fixes.h speeds up there."""
-    if "CMAKE_ARGS" in os.environ or not library.exists() or " avx512_fp16 " not in CPU_INFO.read_text("utf-8"):
-        return False
-    content = library.read_bytes()
-    compiler = re.search(rb"GCC: \([^)]*\) (\d+)", content)  # those before 12 do not know these instructions
-    return compiler is not None and int(compiler[1]) >= 12 and FIXED not in content
 
 
 def found_kind() -> str:
@@ -387,7 +366,7 @@ def _answer(device: str, folder: Path | None) -> None:
 def _key(source: Path | None, flags: Sequence[str]) -> str:
     """Returns a name for what decides a build: source, flags, compilers, and the processor (ggml compiles for it)."""
     version = source.resolve().as_posix().replace("/", "_") if source else importlib.metadata.version(PACKAGE)
-    lines = CPU_INFO.read_text("utf-8", "replace").splitlines()
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     parts = [version, *FLAGS, FIXES.read_text(), *flags, _output("c++", "--version"), processor]
     parts += [_BINDINGS] if "-DGGML_VULKAN=ON" in flags else []

@@ -18,7 +18,7 @@ static inline void allm_tile_loadconfig(const void * config) {
 #include "simd-mappings.h"
 #undef GGML_F16_STEP
 #define GGML_F16_STEP 32
-__asm__(".ident \"allm steps of 32\""); /* llama_build.py looks for it */
+__asm__(".ident \"allm steps of 32\""); /* llama_fixed.py looks for it */
 #endif
 
 #endif

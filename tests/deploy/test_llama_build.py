@@ -143,35 +143,6 @@ def test_the_compiler_keeps_all_of_a_tile_configuration(tmp_path: Path) -> None:
     assert "ldtilecfg" in made
 
 
-def test_vectors_of_16_bits_are_added_in_steps_of_a_register(tmp_path: Path) -> None:
-    (tmp_path / "simd-mappings.h").write_text("#define GGML_F16_STEP 128")
-    for flags, step in (["-D__AVX512FP16__"], "32"), (["-U__AVX512FP16__"], "GGML_F16_STEP"):
-        command = ["c++", "-E", *flags, "-I", tmp_path, "-include", SCRIPT.with_name("llama_fixes.h"), "-xc++", "-"]
-        made = subprocess.run(command, input="GGML_F16_STEP", capture_output=True, text=True, check=True).stdout
-        assert made.splitlines()[-1] == step
-
-
-def test_a_cached_library_without_the_faster_steps_is_found(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    library, processor = tmp_path / "libggml-cpu.so", tmp_path / "cpuinfo"
-    monkeypatch.setattr(script, "CPU_INFO", processor)
-    monkeypatch.delenv("CMAKE_ARGS", raising=False)
-    made = f'__asm__(".ident \\"{script.FIXED.decode()}\\"");'
-    assert made in SCRIPT.with_name("llama_fixes.h").read_text()
-    for flag, content, slow in (
-        (" avx512_fp16 ", b"GCC: (Debian 12.2.0-14) 12.2.0\0", True),
-        (" avx512_fp16 ", b"GCC: (Debian 12.2.0-14) 12.2.0\0" + script.FIXED, False),
-        (" avx512_fp16 ", b"GCC: (Ubuntu 11.4.0) 11.4.0\0", False),
-        (" avx512_fp16 ", b"clang version 19.1\0", False),
-        (" avx512f ", b"GCC: (Debian 12.2.0-14) 12.2.0\0", False),
-    ):
-        library.write_bytes(content)
-        processor.write_text(f"flags : fpu{flag}amx_tile\n")
-        assert script.is_slow(library) is slow
-    assert not script.is_slow(tmp_path / "missing.so")
-
-
 def test_libraries_that_cannot_answer_are_found(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, SCRIPT, "cpu"],
