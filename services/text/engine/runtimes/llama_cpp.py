@@ -284,8 +284,8 @@ class LlamaEngine:
         params.n_seq_max = self.sequence_ids
         params.n_threads = params.n_threads_batch = options.threads
         params.kv_unified = self.shares_cells
-        # Without it llama.cpp keeps values by channel, and a stream's first token takes a page for each channel: with 32
-        # short requests 1,142 MB instead of 479. StreamMemory knows only rows.
+        # Without it llama.cpp keeps values by channel, and the first token of a stream takes a page for each channel:
+        # with 32 short requests 1,142 MB instead of 479. StreamMemory knows only rows.
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.no_perf = True
         return llama_cpp.llama_init_from_model(self._model, params)
