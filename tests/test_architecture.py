@@ -343,7 +343,9 @@ def test_a_service_loads_no_heavy_library() -> None:
 
 _LOWEST = ("services.byte_count", "services.errors", "services.settings", "services.storage", "services.telemetry")
 _CALLS = (*_LOWEST, "services.auth", "services.rpc", "services.rest")
-_WORKER = tuple(f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages"))
+_WORKER = tuple(
+    f"services.worker.{name}" for name in ("channel", "ggml_devices", "loop", "main", "messages", "processor")
+)
 # What `allm doctor` shares with the services, which ask the same at their start.
 _DOCTOR = (
     "services.modality",

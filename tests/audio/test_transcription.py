@@ -194,7 +194,7 @@ async def test_a_model_that_knows_english_alone_is_named_where_more_is_asked_of_
     error = await error_of(audio, language="german")
     assert isinstance(error, InvalidRequest)
     assert error.param == "language"
-    assert error.message == "'language' is 'de', but the model `tiny` knows en."
+    assert error.message == "'language' is 'de', but the model `tiny` supports en."
     assert text(await audio.file(librivox()[0].path, language="English"))
 
 
