@@ -207,6 +207,7 @@ def test_a_deprecated_function_is_called_whole_and_streamed(client: openai.OpenA
         "functions": [{"name": "get_weather", "parameters": schema}],
         "function_call": {"name": "get_weather"},
         "max_tokens": 64,
+        "temperature": 0,
     }
     choice = client.chat.completions.create(**asked).choices[0]
     assert choice.finish_reason == "function_call"
