@@ -36,7 +36,7 @@ test("streams, and puts the message together", async () => {
 
 test("streams a call, and takes its result", async () => {
   const tool_choice = { type: "tool", name: "get_weather", disable_parallel_tool_use: true };
-  const asked = { model, messages, tools, max_tokens: 100 };
+  const asked = { model, messages, tools, max_tokens: 100, temperature: 0 };
   const called = await client.messages.stream({ ...asked, tool_choice }).finalMessage();
   assert.equal(called.stop_reason, "tool_use");
   const [call] = called.content;

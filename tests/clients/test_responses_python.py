@@ -162,7 +162,7 @@ def test_a_member_of_a_namespace_is_called_beside_a_tool_of_the_platform(client:
     tools: Any = [{"type": "web_search"}, group]
     choice: Any = {"type": "function", "namespace": "mcp__sky", "name": "get_weather"}
     raw = client.responses.with_raw_response.create(
-        model=MODEL, input="Weather in Paris?", tools=tools, tool_choice=choice, max_output_tokens=200
+        model=MODEL, input="Weather in Paris?", tools=tools, tool_choice=choice, max_output_tokens=200, temperature=0
     )
     assert raw.headers["x-allm-ignored-parameters"] == "tools[0].web_search"
     response = raw.parse()
@@ -219,7 +219,9 @@ def test_the_phases_of_an_assistants_messages_are_accepted(client: openai.OpenAI
 
 
 def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
-    parsed = client.responses.parse(model=MODEL, input="Berlin?", text_format=City, max_output_tokens=400)
+    parsed = client.responses.parse(
+        model=MODEL, input="Berlin?", text_format=City, max_output_tokens=400, temperature=0
+    )
     assert parsed.status == "completed"
     assert isinstance(parsed.output_parsed, City)
     form: Any = {
