@@ -1,4 +1,4 @@
-"""What bench.rerank and bench.embeddings share: an endpoint against transformers' own loop on the same model.
+"""The common part of bench.rerank and bench.embeddings: an endpoint beside transformers' own loop on the same model.
 
 allm is the whole path: Envoy, the text service and its worker, as installed. The peer is a process that takes the same
 requests from as many threads, and for each calls tokenizer and model as in transformers' documentation, one request

@@ -1,4 +1,4 @@
-"""What the machine's processor computes."""
+"""Detects the instructions of the machine's processor."""
 
 from __future__ import annotations
 

@@ -166,14 +166,14 @@ def test_thinking_is_a_wish(client: anthropic.Anthropic) -> None:
 
 
 def test_tokens_are_counted_and_cached(client: anthropic.Anthropic) -> None:
-    told = {"system": [{"type": "text", "text": "Be brief. " * 20, "cache_control": {"type": "ephemeral"}}]}
-    counted = client.messages.count_tokens(model=MODEL, messages=hello(), tools=[WEATHER], **told)  # type: ignore[arg-type]
-    message = ask(client, tools=[WEATHER], max_tokens=1, **told)
+    system = {"system": [{"type": "text", "text": "Be brief. " * 20, "cache_control": {"type": "ephemeral"}}]}
+    counted = client.messages.count_tokens(model=MODEL, messages=hello(), tools=[WEATHER], **system)  # type: ignore[arg-type]
+    message = ask(client, tools=[WEATHER], max_tokens=1, **system)
     assert prompt_tokens(message) == counted.input_tokens > 60
-    again = ask(client, tools=[WEATHER], max_tokens=1, **told)
+    again = ask(client, tools=[WEATHER], max_tokens=1, **system)
     assert prompt_tokens(again) == counted.input_tokens
     assert again.usage.cache_read_input_tokens
-    seeded = ask(client, tools=[WEATHER], max_tokens=1, **told, **ALIKE)  # it reads no cache
+    seeded = ask(client, tools=[WEATHER], max_tokens=1, **system, **ALIKE)  # it reads no cache
     assert seeded.usage.input_tokens == counted.input_tokens
 
 

@@ -1,4 +1,4 @@
-"""What llama_fixes.h speeds up, and the check that the installed llama.cpp has it."""
+"""Tests the check that the installed llama.cpp was compiled with llama_fixes.h, and that the header has an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's clients get errors in Anthropic's shape, whoever wrote them: a service, gRPC, the authorizer or Envoy."""
+"""Errors of services, gRPC, the authorizer and Envoy reach Anthropic's clients in Anthropic's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processor computes, from /proc/cpuinfo of several machines."""
+"""Detection of bfloat16, from /proc/cpuinfo of several machines."""
 
 from __future__ import annotations
 

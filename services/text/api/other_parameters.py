@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from google.api import httpbody_pb2
 
+from services.errors import Unsupported
 from services.rest.openai import body
+from services.rpc.call import Call
 from services.text.api.openai_sampling import refuse_others
 
 # Parameters that change no answer, whatever their value.
@@ -78,3 +80,16 @@ def unknown_parameters(
     known = [(name, found.pop(name), values) for name, values in {**_NEUTRAL, **neutral}.items() if name in found]
     refuse_others((name, msgspec.json.decode(value), values) for name, value, values in known)
     return [name for name in found if name not in _LABELS]
+
+
+def leave_out_tools(call: Call, tools: Mapping[int, str], *, refused: bool) -> None:
+    """Names the tools that are left out in the response; `tools`: their types by index.
+
+    Raises:
+        Unsupported: there are any, and they are `refused`.
+    """
+    if tools and refused:
+        at, kind = next(iter(tools.items()))
+        message = f"'tools[{at}]': tools of type {kind!r} are not supported (ALLM_PLATFORM_TOOLS=refuse)."
+        raise Unsupported(message, param=f"tools[{at}]")
+    call.ignore(f"tools[{at}].{kind}" for at, kind in tools.items())

@@ -351,7 +351,7 @@ def scores(loop: Loop, request: int) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize(("streams", "states"), [(False, False), (True, False), (False, True)])
 def test_every_token_of_a_scored_prompt_is_reported_once(streams: bool, states: bool) -> None:
-    """Whether its prefix is cached, and whether it starts over."""
+    """A scored request reads no cached prefix, and reports each token once if it starts over."""
     loop = Loop(Counting(600, sequences=4, context=500, streams=streams, states=states), cached=300)
     shared = prompt(1, 250)
     loop.ask(0, shared, max_tokens=1)

@@ -92,7 +92,7 @@ class ToolChoiceBody(msgspec.Struct):
 
 
 class ThinkingBody(msgspec.Struct):
-    """Whether the model thinks, and whether the answer shows it."""
+    """The switch of the model's reasoning, and of showing it in the answer."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -147,8 +147,10 @@ class CreateBody(PromptBody, kw_only=True):
 B = TypeVar("B", bound=PromptBody)
 
 
-def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequest]:
-    """Reads and checks a request. Returns the decoded body and the core's request.
+def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequest, Mapping[str, str]]:
+    """Reads and checks a request. Returns the decoded body, the core's request, and the caller's names for errors.
+
+    The names are those of parameters that have other names in the core, by the core's name.
 
     Raises:
         InvalidRequest: a type or value is wrong; the error names the parameter.
@@ -170,9 +172,10 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
         reasoning_effort=_effort(request.thinking, config.effort),
         effort_required=False,
     )
-    with body.called(parameter_names(request)):
+    names = _parameter_names(request)
+    with body.called(names):
         limits.check(chat)
-    return request, chat
+    return request, chat, names
 
 
 def _sampling(request: PromptBody) -> SamplingParams:
@@ -183,14 +186,13 @@ def _sampling(request: PromptBody) -> SamplingParams:
     return dataclasses.replace(sampling, stop=tuple(request.stop_sequences)) if request.stop_sequences else sampling
 
 
-def parameter_names(request: PromptBody) -> dict[str, str]:
-    """Returns the caller's names of parameters that have other names in the core, by the core's name."""
+def _parameter_names(request: PromptBody) -> dict[str, str]:
     schemas = {f"tools[{at}].parameters": f"tools[{at}].input_schema" for at in range(len(request.tools or ()))}
     stop = {} if request.stop else {"stop": "stop_sequences"}
     return {**schemas, **stop, "response_format": "output_config.format", "reasoning_effort": "thinking"}
 
 
-def left_out_tools(given: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def platform_tools(given: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Returns the types of the tools that only Anthropic defines, by index; none if the caller has no other tools.
 
     A caller with tools of its own can do without them, so they are left out. Otherwise they are refused.
@@ -201,7 +203,7 @@ def left_out_tools(given: Sequence[Mapping[str, Any]]) -> dict[int, str]:
 
 
 def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    left_out = left_out_tools(given)
+    left_out = platform_tools(given)
     return tuple(_tool(one, f"tools[{at}]") for at, one in enumerate(given) if at not in left_out)
 
 

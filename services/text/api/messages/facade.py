@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from allm.anthropic.v1 import messages_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.errors import ContextLengthExceeded, Unsupported
+from services.errors import ContextLengthExceeded
 from services.rest.anthropic import facade
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body
 from services.rpc.call import Call
 from services.text.api.messages.anthropic import MessageWriter
-from services.text.api.messages.anthropic_request import (
-    CreateBody,
-    PromptBody,
-    left_out_tools,
-    parameter_names,
-    read_request,
-)
-from services.text.api.other_parameters import unknown_parameters
+from services.text.api.messages.anthropic_request import CreateBody, PromptBody, platform_tools, read_request
+from services.text.api.other_parameters import leave_out_tools, unknown_parameters
 from services.text.chat import Chat
 from services.text.conversation import AnswerEvent, ChatRequest
 from services.text.manager import TextModels
@@ -48,12 +42,12 @@ class MessagesFacade(messages_service_pb2_grpc.MessagesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Sends one JSON body, or server-sent events if the request sets `stream`."""
-        body, chat_request = self._read(request, CreateBody, call)
+        body, chat_request, names = self._read(request, CreateBody, call)
         stored = await self._models.find(chat_request.model)
         call.model = stored.id
-        with _in_its_words(body):
+        with _in_its_words(names):
             async with self._chat.complete(stored, chat_request, call.client) as completion:
-                call.ignore(_ignored(body, completion))
+                call.ignore(_ignored(body, names, completion))
                 await _answer(body, completion, call)
             call.facts["usage"] = completion.usage.facts
 
@@ -62,30 +56,27 @@ class MessagesFacade(messages_service_pb2_grpc.MessagesServiceServicer):
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Counts the tokens of a prompt."""
-        body, chat_request = self._read(request, PromptBody, call)
+        _, chat_request, names = self._read(request, PromptBody, call)
         stored = await self._models.find(chat_request.model)
         call.model = stored.id
-        with _in_its_words(body):
+        with _in_its_words(names):
             count = await self._chat.count(stored, chat_request, call.client)
         return json_body({"input_tokens": count})
 
-    def _read(self, request: httpbody_pb2.HttpBody, kind: type[B], call: Call) -> tuple[B, ChatRequest]:
+    def _read(
+        self, request: httpbody_pb2.HttpBody, kind: type[B], call: Call
+    ) -> tuple[B, ChatRequest, Mapping[str, str]]:
         """Reads a request, and tells the caller what has no effect."""
-        body, chat_request = read_request(request, kind)
+        body, chat_request, names = read_request(request, kind)
         call.ignore_unknown(unknown_parameters(request, kind))
-        left_out = left_out_tools(body.tools or ())
-        if left_out and self._platform_tools_refused:
-            at, kind_of_tool = next(iter(left_out.items()))
-            message = f"'tools[{at}]': tools of type {kind_of_tool!r} are not supported (ALLM_PLATFORM_TOOLS=refuse)."
-            raise Unsupported(message, param=f"tools[{at}]")
-        call.ignore(f"tools[{at}].{kind_of_tool}" for at, kind_of_tool in left_out.items())
-        return body, chat_request
+        leave_out_tools(call, platform_tools(body.tools or ()), refused=self._platform_tools_refused)
+        return body, chat_request, names
 
 
 @contextmanager
-def _in_its_words(body: PromptBody) -> Iterator[None]:
+def _in_its_words(names: Mapping[str, str]) -> Iterator[None]:
     """Names parameters in errors as Anthropic does, and begins that of a long prompt so that its clients know it."""
-    with called(parameter_names(body)):
+    with called(names):
         try:
             yield
         except ContextLengthExceeded as error:
@@ -93,9 +84,8 @@ def _in_its_words(body: PromptBody) -> Iterator[None]:
             raise
 
 
-def _ignored(body: PromptBody, completion: Completion) -> Iterator[str]:
+def _ignored(body: PromptBody, names: Mapping[str, str], completion: Completion) -> Iterator[str]:
     """Yields the parameters of the request that have no effect on the answer."""
-    names = parameter_names(body)
     for name in completion.ignored:
         if name != "reasoning_effort":
             yield names.get(name, name)

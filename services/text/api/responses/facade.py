@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from allm.openai.v1 import responses_service_pb2, responses_service_pb2_grpc
 from google.api import httpbody_pb2
 
-from services.errors import InvalidRequest, Unsupported
+from services.errors import InvalidRequest
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.telemetry import metrics
-from services.text.api.other_parameters import unknown_parameters
+from services.text.api.other_parameters import leave_out_tools, unknown_parameters
 from services.text.api.responses.openai import EventWriter, is_newest_first, items_object, response_object
 from services.text.api.responses.openai_request import ResponseBody, check_include, platform_tools, read_request
 from services.text.responses.response import ResponseRequest
@@ -115,12 +115,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         """Reads a request, and tells the caller what has no effect."""
         body, response_request, names = read_request(request)
         call.ignore_unknown(unknown_parameters(request, ResponseBody))
-        platform = platform_tools(body.tools or ())
-        if platform and self._platform_tools_refused:
-            at, kind = next(iter(platform.items()))
-            message = f"'tools[{at}]': tools of type {kind!r} are not supported (ALLM_PLATFORM_TOOLS=refuse)."
-            raise Unsupported(message, param=f"tools[{at}]")
-        call.ignore(f"tools[{at}].{kind}" for at, kind in platform.items())
+        leave_out_tools(call, platform_tools(body.tools or ()), refused=self._platform_tools_refused)
         return body, response_request, names
 
     async def _start(self, response_request: ResponseRequest, call: Call, *, stream: bool, obfuscated: bool) -> None:

@@ -10,7 +10,7 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 from google.api import httpbody_pb2
 
 from services.errors import AllmError, InvalidRequest, Unsupported
-from services.text.api.messages.anthropic_request import CreateBody, PromptBody, left_out_tools, read_request
+from services.text.api.messages.anthropic_request import CreateBody, PromptBody, platform_tools, read_request
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from tests.case import case
@@ -58,7 +58,7 @@ def test_defaults() -> None:
 
 def test_a_count_needs_no_length() -> None:
     data = json.dumps({"model": "m", "messages": [HELLO], "system": "s"}).encode()
-    _, request = read_request(httpbody_pb2.HttpBody(data=data), PromptBody)
+    request = read_request(httpbody_pb2.HttpBody(data=data), PromptBody)[1]
     assert [message.role for message in request.messages] == ["system", "user"]
 
 
@@ -126,8 +126,8 @@ def test_tools_and_their_choice() -> None:
 def test_tools_of_anthropics_are_left_out_beside_others() -> None:
     bash = {"type": "bash_20250124", "name": "bash"}
     assert [tool.name for tool in read(tools=[bash, TOOL]).tools] == ["f"]
-    assert left_out_tools([bash, TOOL]) == {0: "bash_20250124"}
-    assert left_out_tools([bash]) == {}
+    assert platform_tools([bash, TOOL]) == {0: "bash_20250124"}
+    assert platform_tools([bash]) == {}
 
 
 def test_thinking_and_effort() -> None:
