@@ -172,6 +172,8 @@ class WorkerSession:
 
     def idle(self) -> Counters:
         """Waits until no request runs or waits."""
+        if self.counters is None:
+            self.answer("word", max_tokens=1)  # a worker tells its counters with its first step
         self._until(lambda: self.counters is not None and not self.counters.running and not self.counters.waiting)
         assert self.counters is not None
         return self.counters
