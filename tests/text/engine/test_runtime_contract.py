@@ -369,11 +369,12 @@ def test_a_held_request_can_be_cancelled(worker: WorkerSession) -> None:
 def test_clients_take_turns(worker: WorkerSession) -> None:
     """One client holds eight slots and has eight more requests queued: the first free slot goes to the other client."""
     asked = {"max_tokens": 4, "ignore_eos": True}
-    with worker.stopped():
-        long = [worker.ask(STORY, client="many", max_tokens=440, ignore_eos=True) for _ in range(8)]
-        many = [worker.ask(f"{STORY} {number}", client="many", **asked) for number in range(8)]
-        one = worker.ask(STORY, client="one", **asked)
-        worker.cancel(long[0])
+    long = [worker.ask(STORY, client="many", max_tokens=440, ignore_eos=True) for _ in range(8)]
+    worker.wait(lambda: all(worker.answers[each].pieces for each in long))
+    many = [worker.ask(f"{STORY} {number}", client="many", **asked) for number in range(8)]
+    one = worker.ask(STORY, client="one", **asked)
+    worker.wait(lambda: all(worker.answers[each].prompt_tokens for each in (*many, one)))  # all are tokenized
+    worker.cancel(long[0])
     worker.wait(lambda: any(worker.answers[each].phases for each in (*many, one)))
     assert worker.answers[one].phases
     assert not any(worker.answers[each].phases for each in many)
