@@ -16,7 +16,7 @@ from tests.gateway.envoy_process import NOWHERE, RunningGateway, gateway_setting
 from tests.gateway.upstream import serve, text_upstream
 from tests.gateway.wire import send
 
-PATHS = ("/livez", "/readyz", "/readyz/text", "/readyz/audio", "/readyz/image", "/healthz")
+PATHS = ("/livez", "/readyz", "/readyz/text", "/readyz/audio", "/readyz/image", "/healthz", "/health")
 
 
 @contextmanager
@@ -71,7 +71,7 @@ async def test_without_the_authorizer_the_gateway_lives_and_admits_nobody() -> N
         async with running_gateway(folder, (text,), NOWHERE, settings) as gateway:
             await until(gateway, "/livez")
             async with authorizing(f"unix:{path}"):
-                await until(gateway, "/livez", "/readyz", "/readyz/text", "/healthz")
+                await until(gateway, "/livez", "/readyz", "/readyz/text", "/healthz", "/health")
             with hanging(path):
                 await until(gateway, "/livez")
 
@@ -81,7 +81,7 @@ async def test_a_gateway_that_drains_lives_and_is_not_ready() -> None:
         text_upstream("allm-health-") as (folder, _, text),
         running_gateway(folder, (text,), NOWHERE, gateway_settings(auth="open")) as gateway,
     ):
-        await until(gateway, "/livez", "/readyz", "/readyz/text", "/healthz")
+        await until(gateway, "/livez", "/readyz", "/readyz/text", "/healthz", "/health")
         await gateway.admin.fail_health()
         await until(gateway, "/livez")
 
