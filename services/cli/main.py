@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +16,10 @@ from services.byte_count import bytes_word
 from services.catalog.backup import BackupError, back_up
 from services.cli.keys import keys_app
 from services.cli.models.app import models_app
+from services.cli.models.catalog import session
 from services.cli.models.options import Address, Json
 from services.cli.problem import Problem, plainly
+from services.cli.run import Chat, answer, converse
 from services.cli.serve.gateway import run_gateway
 from services.cli.serve.serve import Screen
 from services.cli.serve.serve import serve as serve_stack
@@ -53,7 +56,6 @@ app = typer.Typer(
     name="allm",
     help="Serves text, audio and image models on your own machine: OpenAI's REST API and typed gRPC on one port.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
 )
 app.add_typer(models_app, name="models")
@@ -95,7 +97,10 @@ def _main(
 
 
 @app.command()
-def serve() -> None:
+def serve(
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on, as `ALLM_HOST`.")] = "",
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="0: a free one; as `ALLM_PORT`.")] = None,
+) -> None:
     """Start the catalog, the gateway and the text, audio and image services; run them until Ctrl-C.
 
     By default it serves small demo models on http://127.0.0.1:8080/v1. The audio and image services run if their
@@ -109,8 +114,39 @@ def serve() -> None:
     * `ALLM_CORS_ORIGINS` - origins whose web pages may call the API
     * `ALLM_HOME` - the folder for models, logs and state (~/.allm)
     """
+    given = {"ALLM_HOST": host, "ALLM_PORT": "" if port is None else str(port)}
     with plainly():
-        serve_stack(os.environ, _installed_version(), Screen())
+        serve_stack(
+            os.environ | {name: value for name, value in given.items() if value}, _installed_version(), Screen()
+        )
+
+
+@app.command("run")
+def run_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Id or alias of a text model.")],
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Answer this, and end.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="system, temperature, max_tokens, ...; repeatable."),
+    ] = None,
+    as_json: Json = False,
+    address: Address = "",
+) -> None:
+    """Chat with a model in the terminal; with a PROMPT or a pipe: print one answer.
+
+    `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt.
+    """
+    with session(address) as at:
+        chat = Chat(at, model, settings or ())
+        words = " ".join(prompt or ())
+        piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+        text = "\n\n".join(filter(None, (words, piped)))
+        if text:
+            answer(chat, text, as_json=as_json)
+        elif as_json or not sys.stdin.isatty():
+            raise Problem("there is no prompt: give one as an argument or through a pipe")
+        else:
+            converse(chat, at.settings.home)
 
 
 @app.command()

@@ -75,6 +75,26 @@ def test_without_keys_it_stays_on_this_machine_and_says_so(tmp_path: Path) -> No
         assert "192.0.2.1" in open_to_all.stderr
 
 
+def test_serve_takes_host_and_port_as_options(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = allm(tmp_path, "serve", "--host", "localhost", "--port", port, ALLM_PORT="1", ALLM_HOST="192.0.2.1")
+    assert done.returncode == 1
+    assert f"port {port} on localhost is in use" in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(tmp_path: Path, shell: str) -> None:
+    done = allm(tmp_path, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0
+    assert "_ALLM_COMPLETE" in done.stdout or "_COMPLETE" in done.stdout
+    typed = {"_ALLM_COMPLETE": f"complete_{shell}", "COMP_WORDS": "allm mod", "COMP_CWORD": "1"}
+    typed |= {"_TYPER_COMPLETE_ARGS": "allm mod", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert "models" in allm(tmp_path, **typed).stdout
+
+
 @pytest.mark.parametrize("variable", ["ALLM_PORT", "ALLM_METRICS_PORT"])
 def test_a_taken_port_stops_the_start(tmp_path: Path, variable: str) -> None:
     with socket.socket() as other:

@@ -21,7 +21,9 @@ from services.cli.models.connection import (
     connect,
     find_address,
     readable_errors,
+    warning,
 )
+from services.cli.models.page import Page
 from services.cli.problem import Problem, plainly
 from services.settings.settings import Settings, load_settings
 
@@ -183,4 +185,6 @@ def session(address: str) -> Iterator[Session]:
         where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)
         own = command_identity(settings, "allm-models")
         with connect(where, own, settings.auth.api_key, catalog) as connection:
+            if said := warning(address, settings):
+                Page(error=True).say(said)
             yield Session(connection, CatalogClient(connection), settings)

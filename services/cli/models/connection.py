@@ -72,9 +72,21 @@ def find_address(asked: str, settings: Settings) -> str:
         except ValueError:
             raise Problem(f"--address {asked} must be host:port or https://host:port") from None
         return asked
+    return _noted(settings) or f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
+
+
+def warning(asked: str, settings: Settings) -> str:
+    """Returns a sentence if nothing tells that the server of `find_address` is the one that is meant; else nothing."""
+    if asked or _noted(settings) or settings.model.catalog != DEFAULT_CATALOG:
+        return ""
+    return f"No `allm serve` runs with {settings.home} (ALLM_HOME): this is the one on {find_address('', settings)}"
+
+
+def _noted(settings: Settings) -> str:
+    """Returns the address in this home's run note, or nothing."""
     note = _run_note(settings.home)
     noted = note.get("local") or note.get("grpc")
-    return noted if isinstance(noted, str) and noted else f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
+    return noted if isinstance(noted, str) else ""
 
 
 @contextmanager

@@ -41,7 +41,7 @@ KEYS = (
     "Every call needs an API key, as `Authorization: Bearer sk-allm-...`. Create the first one:\n"
     "allm keys create me --scope inference --scope admin"
 )
-CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_KEY" '
+CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_API_KEY" '
 MIB = 1024 * 1024
 NO_MODELS = "none: register one with `allm models add`, or install a small one: pip install 'allm-server[demo]'"
 MAX_SHOWN = 20

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.models.connection import find_address
+from services.cli.models.connection import find_address, warning
 from services.cli.problem import Problem
 from services.settings.settings import load_settings
 from tests.cli.models.catalog_stand_in import LONG, Commands, allm_models, desired
@@ -25,6 +25,17 @@ def test_the_address_asked_for_comes_first_then_the_running_stack_then_the_setti
     assert find_address("", settings) == "127.0.0.1:9999"
     assert find_address("far.example:443", settings) == "far.example:443"
     assert find_address("unix:/run/allm.sock", settings) == "unix:/run/allm.sock"
+
+
+def test_a_server_that_this_home_does_not_know_is_named(tmp_path: Path) -> None:
+    environ = {"ALLM_HOME": str(tmp_path), "ALLM_PORT": "8123"}
+    settings = load_settings(environ)
+    assert str(tmp_path) in (said := warning("", settings))
+    assert "127.0.0.1:8123" in said
+    assert not warning("far.example:443", settings)
+    assert not warning("", load_settings({**environ, "ALLM_CATALOG": "catalog:50050"})), "as set up in a container"
+    (tmp_path / "run.json").write_text(json.dumps({"grpc": "127.0.0.1:8123"}))
+    assert not warning("", settings)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"grpc": 7}'])
