@@ -125,8 +125,6 @@ def test_documents_and_code_name_only_existing_variables() -> None:
         for number, line in enumerate(text.splitlines(), 1):
             found = set(VARIABLE.findall(line))
             seen |= found
-            unknown += [
-                f"{name}:{number}: {variable}" for variable in sorted(found - known - REMOVED.keys())
-            ]
+            unknown += [f"{name}:{number}: {variable}" for variable in sorted(found - known - REMOVED.keys())]
     assert not unknown, "\n".join(unknown)
     assert seen >= known - INTERNAL, "it has looked where they stand"

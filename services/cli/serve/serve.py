@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import shlex
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_API_KEY" '
 MIB = 1024 * 1024
 NO_MODELS = "none: register one with `allm models add`, or install a small one: pip install 'allm-server[demo]'"
 MAX_SHOWN = 20
-RECORDING = "speech.wav"  # a placeholder for any recording
+RECORDING = Path(__file__).parents[3] / "examples" / "speech.wav"  # in a clone
 USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)
 
 
@@ -120,7 +121,8 @@ def _tries(base_url: str, models: Iterable[model_pb2.Model]) -> Iterator[str]:
 
 
 def _transcription(base_url: str, model: str) -> str:
-    return f"curl {base_url}/audio/transcriptions -F model={model} -F file=@{RECORDING}"
+    recording = shlex.quote(f"file=@{RECORDING if RECORDING.exists() else RECORDING.name}")  # any of the user's own
+    return f"curl {base_url}/audio/transcriptions -F model={model} -F {recording}"
 
 
 def _image(base_url: str, model: str) -> str:
