@@ -50,7 +50,8 @@ class ServiceSettings:
     metrics_host: str = setting.text("ALLM_METRICS_HOST", "127.0.0.1", "serve, services", allowed="address")
     """address of the service's metrics listener, which serves Prometheus' `/metrics`"""
     metrics_port: int = setting.integer("ALLM_METRICS_PORT", 9464, 0, MAX_PORT, "", "serve, services")
-    """port of the service's metrics listener; 0 picks a free port"""
+    """port of the service's metrics listener; 0 picks a free port, and so does `allm serve` if this is not set and the
+    default is in use"""
     lifeline: int = setting.integer("ALLM_LIFELINE_FD", -1, -1, 1_000_000, "", setting.INTERNAL)
     """the supervisor's pipe; the service stops once it closes; -1: none"""
     drain_delay_seconds: float = setting.seconds("ALLM_DRAIN_DELAY_SECONDS", 3.0, 0.0, 600.0, "gateway, services")

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 
 from gateway.address import bind_host
@@ -35,6 +36,17 @@ def choose_port(host: str, port: int, variable: str) -> int:
         return _bound(literal, port)
     except OSError as error:
         raise Problem(_sentence(error, host, port, variable)) from error
+
+
+def default_port(host: str, port: int, variable: str, environ: Mapping[str, str]) -> int:
+    """Returns `port` if it is free, and any free one if `environ` does not ask for it: another instance may have it.
+
+    Raises:
+        Problem: as `choose_port`.
+    """
+    with suppress(Problem):
+        return choose_port(host, port, variable)
+    return choose_port(host, port if environ.get(variable) else 0, variable)
 
 
 def _bound(address: str, port: int) -> int:

@@ -23,7 +23,7 @@ from gateway.address import confined, is_confined, is_loopback
 from services.auth.identity_keys import ROLES, KeysUnusable, create_keys
 from services.cli.models.page import reason_word
 from services.cli.problem import Problem
-from services.cli.serve.ports import choose_port
+from services.cli.serve.ports import choose_port, default_port
 from services.cli.serve.process import first_of
 from services.cli.serve.register import DefaultModels
 from services.cli.serve.run_folder import RunNote, run_folder
@@ -197,10 +197,10 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
     with run_folder(settings.home) as folder:
         host = confined(settings.gateway).host
         port = choose_port(host, settings.gateway.port, "ALLM_PORT")
-        settings = _with_demo(_with_gateway_metrics(with_listener(settings, host, port)))
+        settings = _with_demo(_with_gateway_metrics(with_listener(settings, host, port), environ))
         if settings.auth.keys:
             _make_keys(settings.auth)
-        stack = Stack(settings, folder, environ, _metrics_ports(settings), screen.say)
+        stack = Stack(settings, folder, environ, _metrics_ports(settings, environ), screen.say)
         asyncio.run(_Run(stack, version, screen).until_stopped())
 
 
@@ -225,14 +225,14 @@ def _with_demo(settings: Settings) -> Settings:
     return replace(settings, model=replace(model, roots=(*model.roots, *folders)))
 
 
-def _with_gateway_metrics(settings: Settings) -> Settings:
+def _with_gateway_metrics(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Chooses the port of the gateway's own metrics."""
     gateway = settings.gateway
-    port = choose_port(gateway.stats_host, gateway.stats_port, "ALLM_GATEWAY_METRICS_PORT")
+    port = default_port(gateway.stats_host, gateway.stats_port, "ALLM_GATEWAY_METRICS_PORT", environ)
     return replace(settings, gateway=replace(gateway, stats_port=port))
 
 
-def _metrics_ports(settings: Settings) -> dict[str, int]:
+def _metrics_ports(settings: Settings, environ: Mapping[str, str]) -> dict[str, int]:
     """Returns the metrics ports: the first text service gets that of the settings, the others free ones."""
     host, port = settings.service.metrics_host, settings.service.metrics_port
     first, *others = (
@@ -241,7 +241,7 @@ def _metrics_ports(settings: Settings) -> dict[str, int]:
         *names(IMAGE, settings.image_replicas),
     )
     return {
-        first: choose_port(host, port, "ALLM_METRICS_PORT"),
+        first: default_port(host, port, "ALLM_METRICS_PORT", environ),
         **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG, *authorizer_names(settings))},
     }
 

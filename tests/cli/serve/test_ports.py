@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from services.cli.problem import Problem
-from services.cli.serve.ports import OWN_PORTS, choose_port
+from services.cli.serve.ports import OWN_PORTS, choose_port, default_port
 from tests.ports import free_port
 
 
@@ -23,6 +23,16 @@ def test_zero_gives_a_free_one() -> None:
     assert port in OWN_PORTS
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
+
+
+def test_a_default_that_another_instance_has_is_replaced() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert default_port("127.0.0.1", port, "ALLM_METRICS_PORT", {}) in OWN_PORTS
+        with pytest.raises(Problem, match="in use"):
+            default_port("127.0.0.1", port, "ALLM_METRICS_PORT", {"ALLM_METRICS_PORT": str(port)})
 
 
 def test_none_is_given_twice() -> None:
