@@ -65,7 +65,9 @@ Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this 
 def add(
     model_id: Annotated[str, typer.Argument(metavar="ID", help="The name that requests use.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=Source)],
-    format: Annotated[Format, typer.Option(help="The format of its files; it cannot be changed later.")],
+    format: Annotated[
+        Format, typer.Option(case_sensitive=False, help="The format of its files; it cannot be changed later.")
+    ],
     alias: Alias = None,
     modality: Annotated[Modality | None, typer.Option(help="Default: the modality of the format.")] = None,
     base: Base = "",
