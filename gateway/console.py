@@ -97,7 +97,9 @@ def routes(files: tuple[StaticFile, ...], folder: Path) -> list[dict[str, Any]]:
 
 def _route(each: StaticFile, content: Path, *, packed: bool) -> dict[str, Any]:
     matched = [{"name": ":method", "string_match": {"safe_regex": {"regex": "GET|HEAD"}}}]
-    headers = HEADERS | {"content-type": each.type, "cache-control": PAGE_CACHE if each.path == "/" else FOREVER}
+    headers = HEADERS | {"content-type": each.type, "cache-control": FOREVER}
+    if each.path == "/":  # other clients get another answer there
+        headers |= {"cache-control": PAGE_CACHE, "vary": "accept, accept-encoding"}
     if packed:
         matched.append({"name": "accept-encoding", "string_match": {"contains": "gzip"}})
         headers = headers | {"content-encoding": "gzip"}

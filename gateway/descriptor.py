@@ -13,6 +13,8 @@ from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.keys.v1 import keys_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
+from allm.ollama.v1 import models_service_pb2 as ollama_models_service_pb2
+from allm.ollama.v1 import text_service_pb2 as ollama_text_service_pb2
 from allm.openai.v1 import (
     audio_service_pb2,
     conversations_service_pb2,
@@ -32,6 +34,8 @@ from google.protobuf.descriptor_pb2 import (
 
 FACADES = (
     messages_service_pb2.DESCRIPTOR.services_by_name["MessagesService"],
+    ollama_text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
+    ollama_models_service_pb2.DESCRIPTOR.services_by_name["ModelsService"],
     text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
     responses_service_pb2.DESCRIPTOR.services_by_name["ResponsesService"],
     conversations_service_pb2.DESCRIPTOR.services_by_name["ConversationsService"],
@@ -48,8 +52,8 @@ IMAGES = image_service_pb2.DESCRIPTOR.services_by_name["ImageService"]
 MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
 MACHINE = machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"]
 KEYS = keys_pb2.DESCRIPTOR.services_by_name["KeyService"]
-# The facades write OpenAI's and Anthropic's JSON themselves; the APIs for models and keys are ours, so the transcoder's
-# JSON suffices.
+# The facades write OpenAI's, Anthropic's and Ollama's JSON themselves; the APIs for models and keys are ours, so the
+# transcoder's JSON suffices.
 TRANSCODED = (*FACADES, MODELS, KEYS)
 
 

@@ -24,7 +24,7 @@ from services.settings.trace_settings import NO_TRACES, TraceSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")
-ANTHROPIC = Path(__file__).with_name("anthropic.lua")
+ERROR_SHAPES = Path(__file__).with_name("error_shapes.lua")
 UNFINISHED = Path(__file__).with_name("unfinished.lua")
 # The headers that OpenAI's and Anthropic's SDKs and gRPC-Web clients send, beyond those that need no permission.
 CORS_REQUEST_HEADERS = (
@@ -180,7 +180,7 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "max_body_bytes": settings.max_body_bytes,
         "transcoder_body_bytes": settings.max_body_bytes + FRAMING_BYTES,
         "fallback_path": str(FALLBACK),
-        "anthropic_path": str(ANTHROPIC),
+        "error_shapes_path": str(ERROR_SHAPES),
         "descriptor_path": str(descriptor),
         "transcoded_names": transcoded_names(),
         "method_names": method_names(),

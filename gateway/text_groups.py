@@ -17,6 +17,7 @@ METADATA = "allm.request"  # the metadata in which Envoy keeps the fields it has
 HEADER = "x-model"
 PATHS = (
     "/allm.anthropic.v1.MessagesService/",
+    "/allm.ollama.v1.TextService/",
     "/allm.openai.v1.TextService/",
     "/allm.openai.v1.ResponsesService/",
     "/allm.text.v1.",
@@ -51,7 +52,8 @@ class TextGroups:
         here = [name for name, _ in self.addresses]
         for group in here:
             if names := self.models.exact(group):
-                yield group, {"safe_regex": {"regex": "|".join(map(re.escape, names))}}
+                # Ollama's clients may add the tag `latest` to a name.
+                yield group, {"safe_regex": {"regex": f"(?:{'|'.join(map(re.escape, names))})(?::latest)?"}}
         for prefix, group in self.models.prefixes():
             if group in here:
                 yield group, {"prefix": prefix}

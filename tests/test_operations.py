@@ -12,6 +12,7 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer
 from services.text.api.messages.facade import MessagesFacade
+from services.text.api.ollama.facade import OllamaFacade
 from services.text.api.rerank import RerankServicer
 from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
@@ -30,6 +31,12 @@ OPERATIONS = {
     RerankServicer: {"Rerank": "rerank", "Score": "rerank"},
     ConversationsFacade: {},
     MessagesFacade: {"CreateMessage": "chat"},
+    OllamaFacade: {
+        "Chat": "chat",
+        "Generate": "text_completion",
+        "Embed": "embeddings",
+        "EmbedPrompt": "embeddings",
+    },
     ResponsesFacade: {"CreateResponse": "chat"},
     ResponseServicer: {"CreateResponse": "chat", "StreamResponse": "chat"},
     AudioFacade: {"CreateTranscription": "transcription", "CreateTranslation": "translation"},

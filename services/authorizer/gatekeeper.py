@@ -33,6 +33,7 @@ _INFERENCE_SERVICES = (
     "/allm.audio.v1.TranscriptionService/",
     "/allm.image.v1.ImageService/",
     "/allm.anthropic.v1.MessagesService/",
+    "/allm.ollama.v1.TextService/",
     "/allm.openai.v1.TextService/",
     "/allm.openai.v1.ResponsesService/",
     "/allm.openai.v1.ConversationsService/",
@@ -43,6 +44,10 @@ _READING = frozenset(
     (
         "/allm.openai.v1.ModelsService/ListModels",
         "/allm.openai.v1.ModelsService/GetModel",
+        "/allm.ollama.v1.ModelsService/GetVersion",
+        "/allm.ollama.v1.ModelsService/ListRunning",
+        "/allm.ollama.v1.ModelsService/ListTags",
+        "/allm.ollama.v1.ModelsService/ShowModel",
         "/allm.models.v1.ModelService/GetModel",
         "/allm.models.v1.ModelService/ListModels",
         "/allm.models.v1.ModelService/ExplainModel",
@@ -53,10 +58,14 @@ _CATALOG_SERVICES = (
     "/allm.models.v1.ModelService/",
     "/allm.models.v1.MachineService/",
     "/allm.openai.v1.ModelsService/",
+    "/allm.ollama.v1.ModelsService/",
     "/allm.keys.v1.KeyService/",
 )
 _SLASHES = re.compile("/{2,}")
 _MODELS = re.compile("/v1/models([/:].*)?", re.DOTALL)
+# Ollama's paths of the catalog.
+_OLLAMA_READING = frozenset(("/api/ps", "/api/show", "/api/tags", "/api/version"))
+_OLLAMA_MANAGING = frozenset(("/api/delete", "/api/pull"))
 _KEYS = re.compile("/v1/api_keys([/:].*)?", re.DOTALL)
 # A signed identity is reused for all calls of a key while it is valid for at least this long.
 LEAST_SECONDS = 40
@@ -72,6 +81,10 @@ def needed_scope(method: str, path: str) -> str:
         return INFERENCE if plain.startswith(_INFERENCE_SERVICES) else ADMIN
     if _MODELS.fullmatch(plain):
         return ANY if method == "GET" else ADMIN
+    if plain in _OLLAMA_READING:
+        return ANY
+    if plain in _OLLAMA_MANAGING:
+        return ADMIN
     return ADMIN if _KEYS.fullmatch(plain) else INFERENCE
 
 
@@ -81,7 +94,8 @@ def passed_scopes(path: str, scopes: tuple[str, ...]) -> tuple[str, ...]:
     A service of models could use an identity that it received in the caller's name, so only the catalog gets `admin`.
     """
     plain = _plain(path)
-    if plain.startswith(_CATALOG_SERVICES) or _MODELS.fullmatch(plain) or _KEYS.fullmatch(plain):
+    ollamas = plain in _OLLAMA_READING or plain in _OLLAMA_MANAGING
+    if plain.startswith(_CATALOG_SERVICES) or _MODELS.fullmatch(plain) or _KEYS.fullmatch(plain) or ollamas:
         return scopes
     return tuple(WATCH_MEMORY if scope == ADMIN else scope for scope in scopes)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import grpc
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
+from allm.ollama.v1 import models_service_pb2_grpc as ollama_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2_grpc
 
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
+from services.catalog.api.ollama_facade import OllamaModelsFacade
 from services.catalog.api_keys import ApiKeys
 from services.catalog.catalog import Catalog
 from services.catalog.database import FILE_NAME, MIGRATIONS, CatalogDatabase
@@ -37,6 +39,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     await catalog.declarations.wait_until_attempted(FILE_SECONDS)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
+    ollama_service_pb2_grpc.add_ModelsServiceServicer_to_server(OllamaModelsFacade(catalog), server)
     machine = MachineServicer(catalog.machine_watchers)
     machine_service_pb2_grpc.add_MachineServiceServicer_to_server(machine, server)
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server)

@@ -62,6 +62,10 @@ class ModelViews:
         found = self._registrations.find(model_id)
         return found is not None and modality in (None, found.desired.facts.modality)
 
+    def knows(self, name: str) -> bool:
+        """Reports whether a model has this id or alias."""
+        return self._registrations.knows(name)
+
     def all(self) -> list[ModelView]:
         """Returns all models, by id."""
         return [self._of(registration) for registration in self._registrations]

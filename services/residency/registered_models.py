@@ -34,6 +34,10 @@ class RegisteredModels(Generic[R]):
         caller.check_model(name, stored.id, *stored.desired.aliases)
         return stored
 
+    def knows(self, name: str) -> bool:
+        """Returns whether a model with this id or alias is known here, whoever may use it."""
+        return name in self._store
+
     def check_allowed(self, name: str) -> None:
         """Raises ModelNotAllowed for a model, registered or no longer, that the caller may not use."""
         aliases = self._store.get(name).desired.aliases if name in self._store else ()

@@ -11,6 +11,7 @@ from allm.anthropic.v1 import messages_service_pb2_grpc
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
+from allm.ollama.v1 import text_service_pb2_grpc as ollama_service_pb2_grpc
 from allm.openai.v1 import conversations_service_pb2_grpc, responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
     chat_service_pb2,
@@ -36,6 +37,7 @@ from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings, EmbeddingServicer
 from services.text.api.messages.facade import MessagesFacade
+from services.text.api.ollama.facade import OllamaFacade
 from services.text.api.rerank import Reranking, RerankServicer
 from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
@@ -68,8 +70,11 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, embeddings), server)
     reranking = Reranking(models)
     rerank_service_pb2_grpc.add_RerankServiceServicer_to_server(RerankServicer(models, reranking), server)
-    facade = TextFacade(models, chat, Completions(models, chat), embeddings, reranking)
+    completions = Completions(models, chat)
+    facade = TextFacade(models, chat, completions, embeddings, reranking)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
+    ollama_facade = OllamaFacade(models, chat, completions, embeddings)
+    ollama_service_pb2_grpc.add_TextServiceServicer_to_server(ollama_facade, server)
     refused = text.platform_tools == "refuse"
     messages_facade = MessagesFacade(models, chat, platform_tools_refused=refused)
     messages_service_pb2_grpc.add_MessagesServiceServicer_to_server(messages_facade, server)

@@ -28,12 +28,21 @@ from services.auth.identity import ADMIN, INFERENCE, SERVICE, WATCH_KEYS, WATCH_
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
 from services.auth.token_rates import REQUESTS, TokenRates
 from services.authorizer.__main__ import request_rates
-from services.authorizer.gatekeeper import ANY, Admitted, CheckedRequest, Gatekeeper, RateState, needed_scope
+from services.authorizer.gatekeeper import (
+    ANY,
+    Admitted,
+    CheckedRequest,
+    Gatekeeper,
+    RateState,
+    needed_scope,
+    passed_scopes,
+)
 from services.authorizer.key_table import KeyTable
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
+from services.catalog.api.ollama_facade import OllamaModelsFacade
 from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
 from services.image.api.facade import ImagesFacade
 from services.image.api.servicer import ImageServicer
@@ -41,6 +50,7 @@ from services.text.api.chat.facade import TextFacade
 from services.text.api.chat.servicer import ChatServicer
 from services.text.api.embeddings import EmbeddingServicer
 from services.text.api.messages.facade import MessagesFacade
+from services.text.api.ollama.facade import OllamaFacade
 from services.text.api.rerank import RerankServicer
 from services.text.api.responses.conversations_facade import ConversationsFacade
 from services.text.api.responses.facade import ResponsesFacade
@@ -89,7 +99,7 @@ async def test_a_known_key_passes_with_a_signed_identity() -> None:
 async def test_only_the_catalog_gets_the_rights_of_an_admin() -> None:
     """A service of models that has been taken over could use them in the caller's name, for as long as they last."""
     door = gatekeeper(table(known("ann", scopes=("admin", "inference"))))
-    catalog = {service.full_name for service in (MODELS, MODELS_FACADE, MACHINE, KEYS)}
+    catalog = {service.full_name for service in (MODELS, MODELS_FACADE, OLLAMA_MODELS, MACHINE, KEYS)}
     for name, _, verb, path in WAYS:
         with case(name=name, verb=verb, path=path):
             found = verify((await door.check(ask(method=verb, path=path))).identity, PUBLIC, NOW).scopes
@@ -239,9 +249,11 @@ async def test_removed_keys_leave_no_state() -> None:
     assert (len(keys), len(door._signed), len(door._rates._accounts)) == (0, 0, 0)
 
 
-MESSAGES, TEXT, RESPONSES_FACADE, CONVERSATIONS, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
+MESSAGES, OLLAMA, OLLAMA_MODELS, TEXT, RESPONSES_FACADE, CONVERSATIONS, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
 SERVICES = (
     (MESSAGES, MessagesFacade),
+    (OLLAMA, OllamaFacade),
+    (OLLAMA_MODELS, OllamaModelsFacade),
     (TEXT, TextFacade),
     (RESPONSES_FACADE, ResponsesFacade),
     (CONVERSATIONS, ConversationsFacade),
@@ -303,6 +315,14 @@ def test_no_spelling_makes_management_look_like_anything_else() -> None:
     ]:
         with case(path=path):
             assert needed_scope("POST", path) == needed_scope("DELETE", path) == needed_scope("PUT", path) == ADMIN
+
+
+def test_ollamas_management_needs_the_admin_scope() -> None:
+    for path in ["/api/pull", "/api/delete", "/api//pull", "/api%2Fpull", "/%61pi/delete?x=/api/tags"]:
+        with case(path=path):
+            assert needed_scope("POST", path) == needed_scope("DELETE", path) == ADMIN
+            assert passed_scopes(path, (ADMIN,)) == (ADMIN,)
+    assert passed_scopes("/api/chat", (ADMIN,)) == passed_scopes("/api/pull/", (ADMIN,)) == (WATCH_MEMORY,)
 
 
 def test_keys_are_for_operators_alone() -> None:

@@ -19,6 +19,7 @@ from allm.models.v1 import (
     model_service_pb2,
     model_service_pb2_grpc,
 )
+from allm.ollama.v1 import models_service_pb2_grpc as ollama_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2_grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -26,6 +27,7 @@ from google.rpc import error_details_pb2, status_pb2
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
+from services.catalog.api.ollama_facade import OllamaModelsFacade
 from services.catalog.catalog import Catalog
 from services.catalog.database import MIGRATIONS, CatalogDatabase
 from services.catalog.registration.registrations import Registrations
@@ -61,11 +63,13 @@ class Service:
     clock: Clock
     models: Any = field(init=False)
     facade: Any = field(init=False)
+    ollama: Any = field(init=False)
     machine: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.facade = models_service_pb2_grpc.ModelsServiceStub(self.channel)
+        self.ollama = ollama_service_pb2_grpc.ModelsServiceStub(self.channel)
         self.machine = machine_service_pb2_grpc.MachineServiceStub(self.channel)
 
     async def register(self, model_id: str, file: str = "", **more: Any) -> model_pb2.Model:
@@ -137,6 +141,7 @@ async def running(home: Path, **environ: str) -> AsyncIterator[Service]:
     server = grpc.aio.server()
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
+    ollama_service_pb2_grpc.add_ModelsServiceServicer_to_server(OllamaModelsFacade(catalog), server)
     machine_service_pb2_grpc.add_MachineServiceServicer_to_server(MachineServicer(catalog.machine_watchers), server)
     server.add_insecure_port(f"unix:{folder}/s")
     await server.start()

@@ -13,8 +13,11 @@ from services.rest.openai.body import json_body
 from services.text.api import completions, embeddings
 from services.text.api.chat import openai_request as chat
 from services.text.api.messages import anthropic_request as messages
+from services.text.api.ollama import ollama_request as ollama
+from services.text.api.ollama.ollama_options import keep_alive_of, unknown_options, unused_options
 from services.text.api.responses import openai_request as responses
 from services.text.chat import grammar_of
+from services.text.conversation import ChatRequest
 from services.text.parsers import dialect as dialects
 from tests.fuzz.fuzz_target import FuzzTarget
 from tests.text.checked_request import checked_request
@@ -38,6 +41,7 @@ WORDS = tuple(
             "tool_use_id",
             "any",
         ),
+        *("options", "num_predict", "num_ctx", "keep_alive", "think", "format", "json", "raw", "tool_name", "images"),
         *("best_of", "dimensions", "encoding_format", "base64", "size", "1x1", "quality", "output_format", "steps"),
     )
 )
@@ -72,6 +76,20 @@ def _message(case: bytes) -> None:
     checked_request(messages.read_request(_body(case), messages.CreateBody)[1])
 
 
+def _ollama(case: bytes) -> None:
+    for reader in (ollama.read_chat, ollama.read_generate, ollama.read_embed, ollama.read_embed_prompt):
+        try:
+            given, request = reader(_body(case))
+        except AllmError:
+            if reader is ollama.read_embed_prompt:
+                raise
+            continue
+        assert len([*unused_options(given.options), *unknown_options(given.options)]) <= len(given.options or ())
+        keep_alive_of(given.keep_alive)
+        if isinstance(request, ChatRequest):
+            checked_request(request)
+
+
 def _read(reader: Callable[[httpbody_pb2.HttpBody], object]) -> Callable[[bytes], None]:
     return _told(lambda case: reader(_body(case)))
 
@@ -80,6 +98,7 @@ BODY_TARGETS = (
     FuzzTarget("chat-json", _told(_chat), words=WORDS, cases=1000),
     FuzzTarget("responses-json", _read(responses.read_request), words=WORDS, cases=1000),
     FuzzTarget("messages-json", _told(_message), words=WORDS, cases=1000),
+    FuzzTarget("ollama-json", _told(_ollama), words=WORDS, cases=1000),
     FuzzTarget("completions-json", _read(completions.read_request), words=WORDS, cases=1000),
     FuzzTarget("embeddings-json", _read(embeddings.read_request), words=WORDS, cases=1000),
     FuzzTarget("images-json", _read(images.read_generation), words=WORDS, cases=1000),

@@ -66,6 +66,8 @@ def test_method_names_cover_typed_and_facade_services() -> None:
     assert ("allm.text.v1.ChatService", "StreamChatCompletion") in names
     assert ("allm.openai.v1.TextService", "CreateChatCompletion") in names
     assert ("allm.anthropic.v1.MessagesService", "CountTokens") in names
+    assert ("allm.ollama.v1.TextService", "EmbedPrompt") in names
+    assert ("allm.ollama.v1.ModelsService", "ListTags") in names
     assert ("allm.text.v1.ResponseService", "StreamResponse") in names
     assert ("allm.openai.v1.ResponsesService", "CancelResponse") in names
     assert ("allm.audio.v1.TranscriptionService", "StreamTranscribe") in names

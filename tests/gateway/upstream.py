@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from allm.ollama.v1 import text_service_pb2_grpc as ollama_service_pb2_grpc
 from allm.openai.v1 import error_pb2, responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
@@ -86,6 +87,7 @@ class Upstream:
         """Serves on `address` and reports itself healthy."""
         self.server = grpc.aio.server(options=OPTIONS)
         text_service_pb2_grpc.add_TextServiceServicer_to_server(_TextFacade(self), self.server)
+        ollama_service_pb2_grpc.add_TextServiceServicer_to_server(_Ollama(self), self.server)
         responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(_Responses(self), self.server)
         chat_service_pb2_grpc.add_ChatServiceServicer_to_server(_Chat(self), self.server)
         await serve(self.server, address)
@@ -115,6 +117,16 @@ class _TextFacade(text_service_pb2_grpc.TextServiceServicer):
     async def CreateChatCompletion(self, request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
         self.upstream.seen(context)
         self.upstream.bodies.append(request.data)
+        async for message in self.upstream.chat(request, context):
+            yield message
+
+
+@dataclass
+class _Ollama(ollama_service_pb2_grpc.TextServiceServicer):
+    upstream: Upstream
+
+    async def Chat(self, request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
+        self.upstream.seen(context)
         async for message in self.upstream.chat(request, context):
             yield message
 

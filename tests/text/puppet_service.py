@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from allm.anthropic.v1 import messages_service_pb2_grpc
+from allm.ollama.v1 import text_service_pb2_grpc as ollama_service_pb2_grpc
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
@@ -27,6 +28,7 @@ from services.text.api.chat.servicer import ChatServicer
 from services.text.api.completions import Completions
 from services.text.api.embeddings import Embeddings
 from services.text.api.messages.facade import MessagesFacade
+from services.text.api.ollama.facade import OllamaFacade
 from services.text.api.rerank import Reranking
 from services.text.api.responses.facade import ResponsesFacade
 from services.text.chat import Chat
@@ -119,6 +121,7 @@ class PuppetService:
         """Sends a REST request as the gateway forwards it; returns the pieces of its answer."""
         stubs = (
             messages_service_pb2_grpc.MessagesServiceStub,
+            ollama_service_pb2_grpc.TextServiceStub,
             responses_service_pb2_grpc.ResponsesServiceStub,
             text_service_pb2_grpc.TextServiceStub,
         )
@@ -156,10 +159,13 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     chat = Chat(models, SchemaChecker(settings.queue_limit))
     server = grpc.aio.server()
     responses = Responses(models, chat, None)
-    facade = TextFacade(models, chat, Completions(models, chat), Embeddings(models), Reranking(models))
+    completions, embeddings = Completions(models, chat), Embeddings(models)
+    facade = TextFacade(models, chat, completions, embeddings, Reranking(models))
+    ollama_facade = OllamaFacade(models, chat, completions, embeddings)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     messages_service_pb2_grpc.add_MessagesServiceServicer_to_server(MessagesFacade(models, chat), server)
+    ollama_service_pb2_grpc.add_TextServiceServicer_to_server(ollama_facade, server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
     server.add_insecure_port(address := f"unix:{folder}/text")
     await server.start()

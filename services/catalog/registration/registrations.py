@@ -212,6 +212,10 @@ class Registrations:
         """Returns the model with that id, not alias; None if there is none."""
         return self._models.get(model_id)
 
+    def knows(self, name: str) -> bool:
+        """Reports whether a model has this id or alias."""
+        return name in self._ids
+
     def get(self, name: str) -> Registration:
         """Returns the model with that id or alias. Raises ModelNotFound."""
         found = self._ids.get(name)

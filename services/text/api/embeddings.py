@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -59,8 +59,14 @@ class Embeddings:
     def __init__(self, models: TextModels) -> None:
         self._models = models
 
-    async def embed(self, stored: StoredModel, request: EmbeddingRequest, client: str) -> Embedding:
-        """Computes all vectors of a request; cancelling the call stops the model.
+    async def embed(
+        self,
+        stored: StoredModel,
+        request: EmbeddingRequest,
+        client: str,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> Embedding:
+        """Computes all vectors of a request; cancelling the call stops the model. Calls `loaded` once it is in memory.
 
         Raises:
             ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or does not embed.
@@ -69,6 +75,7 @@ class Embeddings:
         """
         await current_caller().admit()
         async with self._models.encoder(stored) as model:
+            loaded()
             vectors, tokens = await model.embed(client, request.inputs, request.dimensions or 0, request.param)
         return Embedding(model_id=stored.id, vectors=vectors, tokens=tokens)
 

@@ -110,11 +110,11 @@ class MessageWriter:
             return {"type": "thinking", "thinking": thinking, "signature": SIGNATURE if done else ""}
         if isinstance(item, FunctionCallItem):
             call_id = f"toolu_{item.call_id.removeprefix('call_')}"
-            return {"type": "tool_use", "id": call_id, "name": item.name, "input": _input(item.arguments)}
+            return {"type": "tool_use", "id": call_id, "name": item.name, "input": arguments_object(item.arguments)}
         return {"type": "text", "text": "".join(part.text for part in getattr(item, "content", ()))}
 
 
-def _input(arguments: str) -> msgspec.Raw:
+def arguments_object(arguments: str) -> msgspec.Raw:
     """Returns a call's arguments as JSON: an empty object where they are no object, such as those of a cut-off call."""
     data = arguments.encode()
     try:
