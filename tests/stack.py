@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,14 @@ class Stack:
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
             time.sleep(POLL_SECONDS)
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Waits until a condition is true, and returns its value."""
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(POLL_SECONDS)
+        return found
 
     def stop(self) -> int:
         """Stops the stack and returns its exit status."""

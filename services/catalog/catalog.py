@@ -17,6 +17,7 @@ from services.catalog.machine import Machine
 from services.catalog.machine_watch import MachineWatchers
 from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.declarations import Declarations
+from services.catalog.registration.hub_choice import parse_reference
 from services.catalog.registration.register import Change, NewModel, Registrar
 from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Surveyor
@@ -24,7 +25,7 @@ from services.catalog.registration.validation import check_stages
 from services.catalog.replica_status import REPORT_WITHIN, ReplicaReport, ReplicaStatus
 from services.catalog.resolution import explain
 from services.catalog.watches import Watchers
-from services.errors import InvalidRequest
+from services.errors import InvalidRequest, ModelExists
 from services.models.artifacts import SupportedModels
 from services.models.descriptor import Modality
 from services.models.runtime_choice import Measurement, Verdict
@@ -73,6 +74,19 @@ class Catalog:
     async def register(self, new: NewModel) -> ModelView:
         """Registers a model. Raises what `Registrar.register` raises."""
         return self._view(await self._registrar.register(new))
+
+    async def pull(self, name: str) -> ModelView:
+        """Registers the model of the hub that a name of the shape `hf.co/org/name:tag` refers to, under this name.
+
+        A model with this name that is registered already stays as it is.
+
+        Raises what `Registrar.register` raises, and InvalidRequest for a name of another shape.
+        """
+        if not self._registrations.knows(name):
+            source, format = await self._surveyor.choose(parse_reference(name))
+            with contextlib.suppress(ModelExists):  # a simultaneous request
+                return await self.register(NewModel(id=name, source=source, format=format))
+        return self.views.get(name)
 
     async def update(self, name: str, change: Change) -> ModelView:
         """Applies an operator's change to a model.

@@ -30,6 +30,7 @@ class MemoryStatus:
     host: int = 0  # last measured host memory of its worker
     requests: int = 0  # that use it now
     last_used: int = 0  # seconds since 1970
+    expires: int = 0  # when it is unloaded if it stays idle, likewise; 0: not before memory is needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

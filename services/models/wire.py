@@ -287,6 +287,7 @@ def _memory_message(memory: MemoryStatus) -> model_pb2.MemoryStatus:
         host_bytes=memory.host,
         requests=memory.requests,
         last_use_time=timestamp_pb2.Timestamp(seconds=memory.last_used),
+        expire_time=timestamp_pb2.Timestamp(seconds=memory.expires) if memory.expires else None,
     )
 
 
@@ -298,4 +299,5 @@ def _read_memory(message: model_pb2.MemoryStatus) -> MemoryStatus:
         host=message.host_bytes,
         requests=message.requests,
         last_used=message.last_use_time.seconds,
+        expires=message.expire_time.seconds,
     )

@@ -67,6 +67,7 @@ class ModelManager(Generic[R]):
         self._backoff = Backoff(monotonic)
         self._refused: dict[ResidentKey, AllmError] = {}
         self._pinned: set[str] = set()
+        self.idle_seconds = 0.0  # after which the monitor unloads an idle model; 0: never
         self.gate: Gate | None = None  # None: every load is admitted
         self.on_change: Callable[[], None] = lambda: None  # called after every load and unload
 
@@ -124,7 +125,13 @@ class ModelManager(Generic[R]):
             host=slot.memory // MIB * MIB,  # rounded: not every page is worth a report
             requests=slot.leases,
             last_used=int(slot.last_used),
+            expires=self._expires(slot),
         )
+
+    def _expires(self, slot: Slot[R]) -> int:
+        """Returns when an idle model is unloaded, in seconds since the epoch; 0: not before memory is needed."""
+        limit = slot.idle_limit(self.idle_seconds)
+        return int(slot.last_used + limit) if limit or slot.keep_alive == 0 else 0
 
     def problem(self, key: ResidentKey) -> AllmError | None:
         """Returns why the last load failed or the worker keeps dying; None after a success."""
@@ -149,6 +156,14 @@ class ModelManager(Generic[R]):
             self._pinned.add(model_id)
         else:
             self._pinned.discard(model_id)
+
+    def keep(self, key: ResidentKey, seconds: float) -> None:
+        """Records a request's wish that a model stays idle for so long before it is unloaded, if it is loaded.
+
+        0: it is the first to be evicted, until the next request. Infinite: only a need of memory ends its stay.
+        """
+        if slot := self._slots.get(key):
+            slot.keep_alive = seconds
 
     def forgive(self, model_id: str) -> None:
         """Ends the model's back-off, so that the next request retries the load."""

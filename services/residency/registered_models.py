@@ -10,6 +10,7 @@ from services.auth.caller import current_caller
 from services.errors import AllmError, Unsupported
 from services.models.store import ModelStore, StoredModel
 from services.residency.manager import ModelManager
+from services.residency.memory.reservation import resident_key
 from services.residency.slot import Resident
 
 R = TypeVar("R", bound=Resident)
@@ -37,6 +38,11 @@ class RegisteredModels(Generic[R]):
     def knows(self, name: str) -> bool:
         """Returns whether a model with this id or alias is known here, whoever may use it."""
         return name in self._store
+
+    def keep(self, stored: StoredModel, seconds: float) -> None:
+        """Records how long a model should stay in memory after a request: see ModelManager.keep."""
+        if serving := stored.serving:
+            self._manager.keep(resident_key(serving.descriptor, serving.runtime), seconds)
 
     def check_allowed(self, name: str) -> None:
         """Raises ModelNotAllowed for a model, registered or no longer, that the caller may not use."""

@@ -51,6 +51,7 @@ class Residency:
         ledger_sync = LedgerSync(manager, ledger, readings)
         admission = Admission(manager, ledger, ledger_sync, needed, kept, readings, replica, own=own)
         manager.gate = admission
+        manager.idle_seconds = kept.idle_seconds
         return cls(manager, ledger, Monitor(manager, ledger, ledger_sync, admission, kept, readings))
 
     async def start(self) -> None:

@@ -102,7 +102,8 @@ def _model(row: Reservation) -> residency_service_pb2.ResidentModel:
         busy=row.busy,
         pinned=row.pinned,
     )
-    message.last_used_time.FromMilliseconds(round(row.last_used * 1000))
+    if row.last_used:
+        message.last_used_time.FromMilliseconds(round(row.last_used * 1000))
     return message
 
 

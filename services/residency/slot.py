@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +74,8 @@ class Slot(Generic[R]):
         self.idle.set()
         self._clock = clock
         self._monotonic = monotonic
+        # Seconds that the last request with a wish wants the model to stay idle; 0: nobody needs it; None: no wish.
+        self.keep_alive: float | None = None
         self._use()
         self._awaiting = 0  # requests that wait for the load
         self._part: ModelPart | None = None  # its metrics
@@ -123,8 +126,10 @@ class Slot(Generic[R]):
         self.span.end(time.monotonic(), problem, fault=error is not None)
 
     def take(self) -> None:
-        """Adds a lease."""
+        """Adds a lease. Somebody needs the model, so an earlier wish that it goes does not count any more."""
         self.leases += 1
+        if self.keep_alive == 0:
+            self.keep_alive = None
         self._use()
         self.idle.clear()
 
@@ -139,6 +144,19 @@ class Slot(Generic[R]):
     def idle_seconds(self) -> float:
         """Seconds since its last use."""
         return self._monotonic() - self._used
+
+    @property
+    def order(self) -> float:
+        """Its place among idle models: the one with the lowest number is evicted first."""
+        return 0.0 if self.keep_alive == 0 else self.last_used
+
+    def idle_limit(self, usual: float) -> float:
+        """Returns the seconds after which it is unloaded if it stays idle; 0: never. `usual`: likewise, without a wish.
+
+        A wish can only lengthen the usual time.
+        """
+        limit = max(usual, self.keep_alive or 0.0) if usual else 0.0
+        return 0.0 if math.isinf(limit) else limit
 
     def _use(self) -> None:
         self.last_used, self._used = self._clock(), self._monotonic()

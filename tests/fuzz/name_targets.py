@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from services.audio.api import messages as transcription_messages
 from services.catalog.api import messages as catalog_messages
 from services.catalog.registration import validation
+from services.catalog.registration.hub_choice import parse_reference
 from services.catalog.registration.marked_yaml import Wrong
 from services.catalog.registration.models_file import read_models
 from services.errors import AllmError
@@ -24,6 +26,7 @@ from services.image.api import messages as image_messages
 from services.models.hub import repository as hub
 from services.models.hub.source import HubSource, parse_source
 from services.models.wire import read_manifest
+from services.rest.ollama import known_name
 from services.text.api.chat import servicer as chat_servicer
 from services.text.api.responses import messages as response_messages
 from tests.fuzz.fuzz_target import FuzzTarget
@@ -35,6 +38,7 @@ LISTING_WORDS = tuple(
     for word in ("sha", "siblings", "rfilename", "size", "lfs", "sha256", "../x", "a/b", "C:", "a" * 64)
 )
 
+NAME_WORDS = (b"hf://a/b@main#c.gguf", b"hf.co/a/b:Q8_0", b"file:///", b"%2e%2e", b"@", b"#")
 MODELS_WORDS = (
     b"models:\n  - id: ",
     b"\n    source: hf://a/b",
@@ -89,6 +93,8 @@ def _names(case: bytes) -> None:
         pass
     else:
         assert isinstance(source, HubSource), "no folder is below no root"
+    with contextlib.suppress(AllmError):
+        parse_source(parse_reference(known_name(lines[0], lambda name: False)).source, [])
     validation.check_id(lines[0])
     assert "//" not in lines[0]
     validation.check_aliases(lines[2:], lines[0])
@@ -139,7 +145,7 @@ def _typed(case: bytes) -> None:
 
 NAME_TARGETS = (
     FuzzTarget("hub", _hub, words=LISTING_WORDS, cases=600),
-    FuzzTarget("names", _names, words=(b"hf://a/b@main#c.gguf", b"file:///", b"%2e%2e", b"@", b"#"), longest=4096),
+    FuzzTarget("names", _names, words=NAME_WORDS, longest=4096),
     FuzzTarget("models-file", _models_file, declared=(Wrong,), words=MODELS_WORDS),
     FuzzTarget("typed-message", _typed, cases=2000),
 )

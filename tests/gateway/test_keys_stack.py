@@ -17,6 +17,7 @@ from typing import Any
 
 import anthropic
 import grpc
+import ollama
 import openai
 import pytest
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
@@ -220,6 +221,32 @@ async def test_anthropics_client_knows_every_refusal(guarded: Stack, root: str) 
         assert wrong.value.type == "authentication_error"
     logs = "".join(path.read_text(errors="replace") for path in (guarded.home / "logs").glob("*.log"))
     assert key not in logs
+
+
+async def test_ollamas_client_knows_every_refusal(guarded: Stack, root: str) -> None:
+    """It sends the key that Home Assistant and Open WebUI ask for as a bearer token."""
+    _, key = await create(guarded, root, requests_per_minute=3)
+
+    def client(key: str) -> ollama.AsyncClient:
+        return ollama.AsyncClient(f"http://127.0.0.1:{guarded.port}", headers={"Authorization": f"Bearer {key}"})
+
+    async def status(call: Any) -> int:
+        with pytest.raises(ollama.ResponseError) as refused:
+            await call
+        return refused.value.status_code
+
+    async with client(key) as limited, client(root) as operator, client("sk-allm-wrong") as stranger:
+        assert f"{MODEL}:latest" in {model.model for model in (await limited.list()).models}
+        assert await status(limited.pull("hf.co/org/m")) == 403
+        assert await status(limited.delete(MODEL)) == 403
+        assert await status(limited.chat("unknown")) == 404
+        assert await status(limited.chat("unknown")) == 404
+        assert await status(limited.chat("unknown")) == 429
+        assert await status(stranger.list()) == 401
+        assert await status(operator.delete("unknown")) == 404
+        assert await status(operator.pull("unknown")) == 400
+        asked = operator.chat(MODEL, [{"role": "user", "content": "Hi"}], options={"num_predict": 1, "made_up": 1})
+        assert await status(asked) == 400, "this stack refuses unknown parameters"
 
 
 async def test_every_log_names_the_key_as_the_caller(guarded: Stack, root: str) -> None:

@@ -109,6 +109,7 @@ class PuppetService:
     """The running service. `script`: a worker's immediate reply to a request; `workers`: one per load of the model."""
 
     channel: grpc.aio.Channel
+    manager: ModelManager[TextResident]
     script: Script = begin
     workers: list[PuppetWorker] = field(default_factory=list)
 
@@ -171,7 +172,7 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     await server.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            service = PuppetService(channel)
+            service = PuppetService(channel, manager)
             yield service
     finally:
         await server.stop(0)

@@ -203,6 +203,7 @@ def _memory(memory: MemoryStatus) -> dict[str, Any]:
         "host_bytes": memory.host,
         "requests": memory.requests,
         "last_used": memory.last_used,
+        "expires": memory.expires,
     }
 
 

@@ -12,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 from services.catalog.registration.composition import Composition, compose, open_source
+from services.catalog.registration.hub_choice import HubReference, choose_file
 from services.errors import ModelInvalid, Overloaded
 from services.models.artifacts import KnownArtifact, SupportedModels, allowed
 from services.models.descriptor import Format, ModelFacts
 from services.models.desired import Artifact, ModelPart
 from services.models.formats.inspect import inspect
-from services.models.hub.source import HubSource, Source
+from services.models.hub.source import HubSource, Source, parse_source
 from services.models.manifest import Manifest
 from services.settings.settings import ModelSettings
 
@@ -68,6 +70,16 @@ class Surveyor:
         finally:
             self._open -= 1
         return replace(found, artifacts=artifacts)
+
+    async def choose(self, reference: HubReference) -> tuple[str, Format]:
+        """Returns the source and the format of the model that a reference to the hub names.
+
+        Raises:
+            InvalidRequest, ModelInvalid, ModelNotReady, Overloaded: as `survey`; also if no file fits the reference.
+        """
+        source = parse_source(reference.source, ())
+        format, file = await self._in_thread(lambda: choose_file(open_source(source, ())[0], reference))
+        return (f"{reference.source}#{quote(file)}" if file else reference.source), format
 
     def close(self) -> None:
         """Accepts no more surveys; running ones end by their own limits."""

@@ -289,7 +289,7 @@ class Admission:
                 return
             same = self._same(slot)
             others = [one for one in admitted if one not in same]
-            idle = sorted((one for one in others if self._manager.evictable(one.key)), key=lambda one: one.last_used)
+            idle = sorted((one for one in others if self._manager.evictable(one.key)), key=lambda one: one.order)
             if not idle or await self._manager.evict(idle[0].key, "max_models") is None:
                 problem = TooManyModels(
                     f"{slot.key.model_id} is not loaded: {len(admitted)} models are in memory and in use, and no more "

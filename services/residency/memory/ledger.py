@@ -287,7 +287,7 @@ class LedgerSync:
             loading=slot.loading,
             busy=slot.busy or not current,  # being unloaded: nobody needs to ask for it
             pinned=current and self._manager.pinned(slot.key.model_id),
-            last_used=slot.last_used,
+            last_used=slot.order,
         )
 
     def _measure(self, slot: Slot[Any], seen: Seen, pids: list[int]) -> None:

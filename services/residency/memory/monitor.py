@@ -87,7 +87,7 @@ class Monitor:
     async def act(self) -> None:
         """Unloads models that were idle for too long or exceed their limit, and relieves devices over their limit."""
         for slot in self._manager.slots():
-            if not slot.busy and 0 < self._settings.idle_seconds <= slot.idle_seconds:
+            if not slot.busy and 0 < slot.idle_limit(self._settings.idle_seconds) <= slot.idle_seconds:
                 await self._manager.evict(slot.key, "idle")
             elif slot.reservation and 0 < self._settings.model_bytes < sum(slot.reservation.devices.values()):
                 await self._manager.evict(slot.key, "budget")

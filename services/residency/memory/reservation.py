@@ -48,7 +48,8 @@ class Reservation:
     loading: bool = True  # until the model is in memory
     busy: bool = True  # in use or loading: nobody may ask for it
     pinned: bool = False  # an operator keeps it in memory: nobody may ask for it
-    last_used: float = 0.0  # seconds since the epoch: a clock that processes share
+    # Seconds since the epoch: a clock that processes share. 0: nobody needs it, so it is the first to be evicted.
+    last_used: float = 0.0
     # Bytes in use that `Room.free` already counts as used. Excludes pages of a mapped file where the system counts
     # those as free (ProcessMemory separates them): otherwise nobody would have them reserved.
     measured: Mapping[str, int] = field(default_factory=dict)

@@ -167,7 +167,7 @@ async def test_memory_of_a_replica(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.register("m")
         taken = model_pb2.MemoryStatus(pinned=True, reserved_bytes=3, host_bytes=2, requests=1)
-        taken.last_use_time.seconds = 7
+        taken.last_use_time.seconds, taken.expire_time.seconds = 7, 9
         await service.report(complete=True, statuses=[status("m", LOADED, memory=taken)])
         (model,) = (await listing(service, "all"))["data"]
         assert model["replicas"][0]["memory"] == {
@@ -177,6 +177,7 @@ async def test_memory_of_a_replica(tmp_path: Path) -> None:
             "host_bytes": 2,
             "requests": 1,
             "last_used": 7,
+            "expires": 9,
         }
 
 

@@ -167,6 +167,7 @@ async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
                 host_bytes=2,
                 requests=1,
                 last_use_time=timestamp_pb2.Timestamp(seconds=1_700_000_000),
+                expire_time=timestamp_pb2.Timestamp(seconds=1_700_000_300),
             ),
             canonical=model_pb2.CanonicalFiles(state=FAILED, reason="gone", done_bytes=1, total_bytes=2),
         )

@@ -88,6 +88,19 @@ async def test_the_least_recently_used_are_evicted_only_as_needed(text: Service)
     assert await reserved(text) == {"a-200": 200, "c-200": 200, "d-400": 400}
 
 
+async def test_a_model_that_nobody_needs_goes_first(text: Service, image: Service) -> None:
+    """A request's keep_alive of 0 counts until the next request."""
+    for name in ("a-200", "b-200", "c-200"):
+        await text.use(name)
+    for name in ("b-200", "c-200"):
+        text.manager.keep(key(name), 0)
+    text.manager.keep(key("gone-1"), 0)
+    await text.use("c-200")
+    await text.turn()
+    await image.use("d-400")
+    assert text.loaded() == {"a-200", "c-200"}
+
+
 async def test_a_model_is_not_evicted_in_vain(text: Service) -> None:
     """The oldest one is too small to help once the larger one has to go as well."""
     for name in ("small-100", "large-500", "late-200"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -101,6 +102,40 @@ async def test_idle_models_are_unloaded(host: SmallHost) -> None:
         await text.turn()
         assert text.loaded() == {"pinned-100"}
         assert metric("model_evictions_total", model="old-100", reason="idle") == 1
+
+
+def expires(service: Service, name: str) -> int:
+    """Returns when a model would be unloaded; 0: not before memory is needed."""
+    status = service.manager.memory(key(name))
+    assert status
+    return status.expires
+
+
+async def test_a_request_may_keep_an_idle_model_longer(host: SmallHost) -> None:
+    async with host.service(idle_seconds=60.0) as text:
+        text.manager.idle_seconds = 60.0
+        wishes = {"shorter-100": 5.0, "longer-100": 300.0, "forever-100": math.inf, "unneeded-100": 0.0}
+        for name, seconds in wishes.items():
+            await text.use(name)
+            text.manager.keep(key(name), seconds)
+        used = host.clock.now
+        expected = {"shorter-100": used + 60, "longer-100": used + 300, "forever-100": 0, "unneeded-100": used + 60}
+        assert {name: expires(text, name) for name in wishes} == {name: int(when) for name, when in expected.items()}
+        host.monotonic.now += 61
+        await text.turn()
+        assert text.loaded() == {"longer-100", "forever-100"}
+        host.monotonic.now += 240
+        await text.turn()
+        assert text.loaded() == {"forever-100"}
+    async with host.service() as text:
+        await text.use("m-100")
+        text.manager.keep(key("m-100"), 1.0)
+        host.monotonic.now += 3600
+        await text.turn()
+        assert text.loaded() == {"m-100"}, "a wish never shortens a stay"
+        assert expires(text, "m-100") == 0
+        text.manager.keep(key("m-100"), 0)
+        assert expires(text, "m-100") == int(host.clock.now)
 
 
 async def test_under_pressure_the_least_recently_used_are_evicted(

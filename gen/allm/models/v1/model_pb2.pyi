@@ -524,6 +524,7 @@ class MemoryStatus(_message.Message):
     HOST_BYTES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     LAST_USE_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     loading: _builtins.bool
     """Whether it is loading or waits for room."""
     pinned: _builtins.bool
@@ -538,6 +539,12 @@ class MemoryStatus(_message.Message):
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
         """When a request last started or ended."""
 
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is unloaded if no request comes: after ALLM_IDLE_SECONDS, or later if a request wished so; in the past if
+        one wished that it is the first to go. Absent: not before memory is needed.
+        """
+
     def __init__(
         self,
         *,
@@ -547,10 +554,11 @@ class MemoryStatus(_message.Message):
         host_bytes: _builtins.int = ...,
         requests: _builtins.int = ...,
         last_use_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_use_time", b"last_use_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "last_use_time", b"last_use_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_bytes", b"host_bytes", "last_use_time", b"last_use_time", "loading", b"loading", "pinned", b"pinned", "requests", b"requests", "reserved_bytes", b"reserved_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "host_bytes", b"host_bytes", "last_use_time", b"last_use_time", "loading", b"loading", "pinned", b"pinned", "requests", b"requests", "reserved_bytes", b"reserved_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

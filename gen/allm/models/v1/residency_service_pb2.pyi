@@ -289,7 +289,7 @@ class ResidentModel(_message.Message):
 
     @_builtins.property
     def last_used_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last used."""
+        """When it was last used. Absent: its last request has said that nobody needs it, so it is the first to be unloaded."""
 
     def __init__(
         self,

@@ -42,6 +42,12 @@ class ModelsServiceStub:
     """GET /api/version: returns the version of Ollama whose API this is."""
     ShowModel: _grpc.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
     """POST /api/show: returns one model, whose name is in the body."""
+    PullModel: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
+    """POST /api/pull: registers a model of the hub and waits until it is ready. Returns newline-delimited JSON, or one
+    JSON body if the request sets `stream` to false.
+    """
+    DeleteModel: _grpc.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
+    """DELETE /api/delete: deletes a model, whose name is in the body."""
 
 @_typing.type_check_only
 class ModelsServiceAsyncStub(ModelsServiceStub):
@@ -56,6 +62,12 @@ class ModelsServiceAsyncStub(ModelsServiceStub):
     """GET /api/version: returns the version of Ollama whose API this is."""
     ShowModel: _aio.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """POST /api/show: returns one model, whose name is in the body."""
+    PullModel: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """POST /api/pull: registers a model of the hub and waits until it is ready. Returns newline-delimited JSON, or one
+    JSON body if the request sets `stream` to false.
+    """
+    DeleteModel: _aio.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """DELETE /api/delete: deletes a model, whose name is in the body."""
 
 class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Ollama's endpoints about models, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
@@ -91,5 +103,23 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
         """POST /api/show: returns one model, whose name is in the body."""
+
+    @_abc_1.abstractmethod
+    def PullModel(
+        self,
+        request: _httpbody_pb2.HttpBody,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """POST /api/pull: registers a model of the hub and waits until it is ready. Returns newline-delimited JSON, or one
+        JSON body if the request sets `stream` to false.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteModel(
+        self,
+        request: _httpbody_pb2.HttpBody,
+        context: _ServicerContext,
+    ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
+        """DELETE /api/delete: deletes a model, whose name is in the body."""
 
 def add_ModelsServiceServicer_to_server(servicer: ModelsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

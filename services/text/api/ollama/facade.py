@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 import msgspec
@@ -103,19 +103,33 @@ class OllamaFacade(text_service_pb2_grpc.TextServiceServicer):
         stored = await self._find(raw, given, call)
         call.ignore(_ignored(given))
         writer = AnswerWriter(given.model, chat=isinstance(given, ChatBody))
-        if wanted is None:
-            if keep_alive != 0:
-                async with self._models.loaded(stored):
-                    pass
-            await call.send(json_body(writer.done("unload" if keep_alive == 0 else "load")))
-            return
-        watch = Stopwatch(call.started)
-        with called(names_of(given)):
-            async with self._completion(stored, wanted, call.client) as completion:
-                watch.loaded()
-                call.ignore(names_of(given).get(name, name) for name in completion.ignored)
-                await _send(given, completion, writer, watch, call)
-            call.facts["usage"] = completion.usage.facts
+        with self._keeping(stored, keep_alive):
+            if wanted is None:
+                await self._load(stored, writer, call, wanted=keep_alive != 0)
+                return
+            watch = Stopwatch(call.started)
+            with called(names_of(given)):
+                async with self._completion(stored, wanted, call.client) as completion:
+                    watch.loaded()
+                    call.ignore(names_of(given).get(name, name) for name in completion.ignored)
+                    await _send(given, completion, writer, watch, call)
+                call.facts["usage"] = completion.usage.facts
+
+    async def _load(self, stored: StoredModel, writer: AnswerWriter, call: Call, *, wanted: bool) -> None:
+        """Answers a request without a prompt. `wanted`: whether the model should be loaded, or unloaded."""
+        if wanted:
+            async with self._models.loaded(stored):
+                pass
+        await call.send(json_body(writer.done("load" if wanted else "unload")))
+
+    @contextmanager
+    def _keeping(self, stored: StoredModel, seconds: float | None) -> Iterator[None]:
+        """Records after a request how long its model should stay in memory; None: the request has no wish."""
+        try:
+            yield
+        finally:
+            if seconds is not None:
+                self._models.keep(stored, seconds)
 
     def _completion(
         self, stored: StoredModel, wanted: ChatRequest | CompletionRequest, client: str
@@ -133,15 +147,16 @@ class OllamaFacade(text_service_pb2_grpc.TextServiceServicer):
         watch: Stopwatch,
     ) -> Embedding | None:
         """Computes vectors; None: there were no inputs, so that the model was only loaded."""
-        keep_alive_of(given.keep_alive)
+        keep_alive = keep_alive_of(given.keep_alive)
         stored = await self._find(raw, given, call)
         call.ignore(unused_options(given.options))
-        if wanted is None:
-            async with self._models.encoder(stored):
-                return None
-        embedding = await self._embeddings.embed(stored, wanted, call.client, watch.loaded)
-        call.facts["usage"] = {"inputs": len(wanted.inputs), "prompt": embedding.tokens}
-        return embedding
+        with self._keeping(stored, keep_alive):
+            if wanted is None:
+                async with self._models.encoder(stored):
+                    return None
+            embedding = await self._embeddings.embed(stored, wanted, call.client, watch.loaded)
+            call.facts["usage"] = {"inputs": len(wanted.inputs), "prompt": embedding.tokens}
+            return embedding
 
     async def _find(self, raw: httpbody_pb2.HttpBody, given: ModelBody, call: Call) -> StoredModel:
         """Returns the model of a request, and names the request's unknown parameters in the response."""

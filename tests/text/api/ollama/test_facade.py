@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from services.text.engine.messages import Accepted, Piece, Submit
+from tests.case import case
 from tests.puppet_worker import PuppetWorker
 from tests.stack import MODEL
 from tests.text.puppet_service import READY, PuppetService, begin, end, puppet_service, stepped
@@ -91,6 +93,31 @@ async def test_a_request_without_a_prompt_loads(folder: Path) -> None:
         assert not service.workers
         (loaded,) = await lines(service.post("Chat"))
         assert (loaded["message"]["content"], loaded["done_reason"]) == ("", "load")
+        assert len(service.workers) == 1
+
+
+async def test_a_request_says_how_long_its_model_stays(folder: Path) -> None:
+    async with puppet_service(folder) as service:
+        service.script = end
+
+        def keep_alive() -> float | None:
+            (slot,) = service.manager.slots()
+            return slot.keep_alive
+
+        for method, given, seconds in (
+            ("Chat", "5m", 300),
+            ("Generate", -1, math.inf),
+            ("Chat", None, math.inf),
+            ("Generate", 0, 0),
+            ("Chat", None, None),
+        ):
+            with case(method=method, given=given):
+                await lines(service.post(method, messages=HELLO, prompt="Hi", keep_alive=given))
+                assert keep_alive() == seconds
+        await lines(service.post("Chat", keep_alive=60))
+        assert keep_alive() == 60
+        await lines(service.post("Chat", keep_alive=0))
+        assert keep_alive() == 0
         assert len(service.workers) == 1
 
 

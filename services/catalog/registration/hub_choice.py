@@ -1,0 +1,72 @@
+"""References to the hub as Ollama's users write them, `hf.co/org/name:tag`, and the choice of the model's file.
+
+A tag is a quantization such as `Q4_K_M`, or a file's path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from services.errors import InvalidRequest, ModelInvalid
+from services.models.descriptor import Format
+from services.models.formats.inspect import guess
+from services.models.hub.source import FileTree
+
+SHAPE = "hf.co/ORG/NAME:QUANTIZATION"
+_REFERENCE = re.compile(
+    r"hf\.co/(?P<repository>[^/@:\s]+/[^/@:\s]+)(?:@(?P<revision>[^@:\s]+))?(?::(?P<tag>[^:\s]+))?", re.ASCII
+)
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._/])((?:I?Q|TQ)[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4)(?=[-._/]|$)", re.IGNORECASE | re.ASCII
+)
+# Without a tag: the first of these that a repository has, as the hub's own pages propose.
+_USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
+MOST_NAMED = 20  # quantizations that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A repository, and which of its models is meant."""
+
+    source: str  # `hf://org/name[@revision]`
+    tag: str  # empty: the usual one
+
+
+def parse_reference(name: str) -> HubReference:
+    """Parses a reference. Raises InvalidRequest if it has another shape; `param` is `model`."""
+    match = _REFERENCE.fullmatch(name)
+    if not match:
+        why = f"'model': {name[:100]!r} is no model of the hub, and only such can be pulled: {SHAPE}."
+        raise InvalidRequest(why, param="model")
+    revision = f"@{match['revision']}" if match["revision"] else ""
+    return HubReference(f"hf://{match['repository']}{revision}", match["tag"] or "")
+
+
+def quantization_of(path: str) -> str:
+    """Returns the quantization in the name of a GGUF file, in capitals; empty: its name has none."""
+    found = _QUANTIZATION.findall(path.removesuffix(".gguf"))
+    return found[-1].upper() if found else ""
+
+
+def choose_file(tree: FileTree, reference: HubReference) -> tuple[Format, str]:
+    """Returns the format of the model that is meant, and its file; empty: the whole repository.
+
+    Raises:
+        ModelInvalid: nothing fits, or there are several models; the message lists them.
+    """
+    models = guess(tree)
+    files: dict[str, Format] = {file: format for format, file in models if file}
+    if reference.tag in files:
+        return files[reference.tag], reference.tag
+    quantized = {quantization_of(file): file for file, format in reversed(files.items()) if format == "gguf"}
+    for wanted in (reference.tag.upper(),) if reference.tag else _USUAL:
+        if file := quantized.get(wanted):
+            return "gguf", file
+    if reference.tag:
+        there = ", ".join(sorted(filter(None, quantized))[:MOST_NAMED]) or "no GGUF files with a quantization"
+        raise ModelInvalid(f"{reference.source} has no {reference.tag[:100]!r}; it has {there}")
+    if len(models) != 1 and not quantized:
+        what = "no model of a known format" if not models else f"several models: {', '.join(sorted(files))[:500]}"
+        raise ModelInvalid(f"{reference.source} has {what}")
+    return models[0]
