@@ -61,12 +61,19 @@ class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
         super().__init__(model_id, worker, settings.max_sequences, settings)
 
     async def embed(
-        self, client: str, inputs: Sequence[str | list[int]], dimensions: int = 0, param: str = "input[]"
+        self,
+        client: str,
+        inputs: Sequence[str | list[int]],
+        dimensions: int = 0,
+        param: str = "input[]",
+        *,
+        truncate: bool = False,
     ) -> tuple[list[bytes], int]:
         """Returns the vectors of the inputs, each little-endian float32, and the token count of the inputs.
 
         `dimensions`: the length to which vectors are truncated; 0: full length. `param`: the name of an input in
-        errors, with `[]` for its index. Cancelling the call cancels the request.
+        errors, with `[]` for its index. `truncate`: whether texts that are too long are cut at their end. Cancelling
+        the call cancels the request.
 
         Raises:
             InvalidRequest: vectors are shorter than `dimensions`, or an input does not fit the model.
@@ -88,6 +95,7 @@ class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
                 dimensions=dimensions,
                 param=param,
                 deadline=deadline.at if deadline else None,
+                truncate=truncate,
             )
 
         return await self._computed(len(inputs), embed)

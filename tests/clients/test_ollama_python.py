@@ -88,6 +88,11 @@ def test_embed(client: ollama.Client) -> None:
     assert np.array(client.embed(f"{ENCODER}:latest", texts[0], dimensions=16).embeddings).shape == (1, 16)
     assert np.allclose(client.embeddings(ENCODER, texts[0]).embedding, vectors[0], atol=1e-5)
     assert client.embed(ENCODER, []).embeddings == []
+    long = client.embed(ENCODER, f"{texts[0]} {'word ' * 1000}")
+    assert 0 < (long.prompt_eval_count or 0) < 1000, "it is cut at its end"
+    with pytest.raises(ollama.ResponseError, match="not truncated") as caught:
+        client.embed(ENCODER, ["a", "word " * 1000], truncate=False)
+    assert caught.value.status_code == 400
 
 
 def test_models(stack: Stack, client: ollama.Client) -> None:

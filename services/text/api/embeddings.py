@@ -42,6 +42,7 @@ class EmbeddingRequest:
     inputs: tuple[Input, ...]  # texts, or token ids of the model, special tokens included
     dimensions: int | None = None  # length of the vectors, which are truncated to it; None: full length
     param: str = "input[]"  # the name of an input in errors, with `[]` for its index
+    truncate: bool = False  # whether texts that are too long are cut at their end; otherwise they are refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,9 @@ class Embeddings:
         await current_caller().admit()
         async with self._models.encoder(stored) as model:
             loaded()
-            vectors, tokens = await model.embed(client, request.inputs, request.dimensions or 0, request.param)
+            vectors, tokens = await model.embed(
+                client, request.inputs, request.dimensions or 0, request.param, truncate=request.truncate
+            )
         return Embedding(model_id=stored.id, vectors=vectors, tokens=tokens)
 
 

@@ -219,8 +219,11 @@ def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tok
         name = embed.param.replace("[]", f"[{index}]")
         if index:
             yield
-        check_size(content, limit, name)
-        tokens = encoder.tokenize(content) if isinstance(content, str) else _given(encoder, content, name)
+        if isinstance(content, str) and embed.truncate:
+            tokens = _cut(encoder, content, limit)
+        else:
+            check_size(content, limit, name)
+            tokens = encoder.tokenize(content) if isinstance(content, str) else _given(encoder, content, name)
         if not len(tokens):
             raise EngineError("INVALID_REQUEST", f"'{name}' has no tokens.", name)
         if len(tokens) > limit:
@@ -232,6 +235,16 @@ def _tokenized(encoder: Encoder, embed: Embed) -> Generator[None, None, list[Tok
         check_total(total, embed.param)
         inputs.append(tokens)
     return inputs
+
+
+def _cut(encoder: Encoder, text: str, limit: int) -> Tokens:
+    """Tokenizes a text, and drops tokens at its end that are too many. A special token after the text stays."""
+    tokens = encoder.tokenize(text[: max(LEAST_INPUT_BYTES, limit * USUAL_BYTES)])  # bounds the work
+    if len(tokens) <= limit:
+        return tokens
+    special = encoder.tokenize("")
+    end = special[-1:] if len(special) and special[-1] == tokens[-1] else special[:0]
+    return np.concatenate((tokens[: limit - len(end)], end))
 
 
 def check_total(tokens: int, param: str) -> None:

@@ -85,6 +85,7 @@ class Embed:
     inputs: list[str | list[int]]
     dimensions: int = 0  # length to which vectors are cut; 0: full length
     param: str = "input[]"  # the caller's name of an input; `[]` stands for its index
+    truncate: bool = False  # whether a text that is too long is cut at its end; otherwise it is refused
     deadline: float | None = None  # on the monotonic clock; the caller has given up by then
 
 

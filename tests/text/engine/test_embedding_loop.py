@@ -251,6 +251,28 @@ def test_mismatch_is_refused_with_its_position() -> None:
                 assert word in refused.message
 
 
+class FramedEncoder(CountingEncoder):
+    """One with special tokens around a text: 1 and 2."""
+
+    def tokenize(self, text: str) -> Tokens:
+        return np.concatenate(([1], super().tokenize(text), [2])).astype(np.int32)
+
+
+def test_texts_are_cut_on_request_and_special_tokens_stay() -> None:
+    for encoder, ends in ((CountingEncoder(), (97, 97)), (FramedEncoder(), (1, 2))):
+        with case(encoder=type(encoder).__name__):
+            sent: list[object] = []
+            inputs: list[str | list[int]] = ["a" * 1001, "a" * 300_000, "ab", [5]]
+            embed = Embed(request=5, client="a", inputs=inputs, truncate=True)
+            arrival: Any = prepared(prepare(encoder, embed, sent.append))
+            assert sent == [Accepted(5, sum(map(len, arrival.inputs)))]
+            assert [len(tokens) for tokens in arrival.inputs[:2]] == [1000, 1000]
+            assert {(int(tokens[0]), int(tokens[-1])) for tokens in arrival.inputs[:2]} == {ends}
+            assert arrival.inputs[2].tolist() == encoder.tokenize("ab").tolist()
+            embed = Embed(request=6, client="a", inputs=[[1] * 1001], truncate=True)
+            assert prepared(prepare(encoder, embed, sent.append)) is None, "tokens are the caller's own"
+
+
 def test_exactly_as_much_as_is_allowed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_loop, "MAX_EMBEDDED_TOKENS", 2000)
     assert asked(["x" * 1000] * 2)[1] == Accepted(5, 2000)

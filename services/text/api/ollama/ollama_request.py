@@ -162,8 +162,13 @@ def read_embed(raw: httpbody_pb2.HttpBody) -> tuple[EmbedBody, EmbeddingRequest 
     if not given.input:
         return given, None
     inputs, param = ((given.input,), "input") if isinstance(given.input, str) else (tuple(given.input), "input[]")
-    dimensions = given.dimensions or None
-    request = EmbeddingRequest(model=given.model, inputs=inputs, dimensions=dimensions, param=param)
+    request = EmbeddingRequest(
+        model=given.model,
+        inputs=inputs,
+        dimensions=given.dimensions or None,
+        param=param,
+        truncate=given.truncate is not False,
+    )
     embeddings.check(request)
     return given, request
 
@@ -175,7 +180,7 @@ def read_embed_prompt(raw: httpbody_pb2.HttpBody) -> tuple[EmbedPromptBody, Embe
     sampling_of(given.options)
     if not given.prompt:
         return given, None
-    request = EmbeddingRequest(model=given.model, inputs=(given.prompt,), param="prompt")
+    request = EmbeddingRequest(model=given.model, inputs=(given.prompt,), param="prompt", truncate=True)
     embeddings.check(request)
     return given, request
 

@@ -144,6 +144,9 @@ def test_inputs() -> None:
     two = read_embed(raw(input=["a", "b"], dimensions=3, truncate=True, options={"num_ctx": 1}))[1]
     assert one and two
     assert (one.inputs, one.dimensions, two.inputs, two.dimensions) == (("a",), None, ("a", "b"), 3)
+    kept = read_embed(raw(input="a", truncate=False))[1]
+    assert kept
+    assert (one.truncate, two.truncate, kept.truncate) == (True, True, False)
     assert refusal(read_embed, input=["a", ""]).param == "input[1]"
     assert refusal(read_embed, input=[1]).param == "input[0]"
 
