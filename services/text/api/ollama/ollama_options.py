@@ -40,6 +40,7 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|ms|s|m|h)", re.ASCII)
 _UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_DURATION = 64  # characters
+FOREVER = 10 * 365 * 86_400.0  # seconds; longer is infinite
 
 
 class OptionsBody(msgspec.Struct, kw_only=True):
@@ -120,7 +121,7 @@ def effort_of(think: Think | None) -> ReasoningEffort:
 
 
 def keep_alive_of(given: float | str | None) -> float | None:
-    """Returns how long a model should stay after a request, in seconds; negative durations are infinite.
+    """Returns how long a model should stay after a request, in seconds; negative and very long ones are infinite.
 
     Raises:
         InvalidRequest: it is neither a number of seconds nor a duration such as `10m` or `1h30m`.
@@ -132,7 +133,7 @@ def keep_alive_of(given: float | str | None) -> float | None:
         shown = f"{given[:40]!r}" if isinstance(given, str) else f"{given}"
         message = f"'keep_alive' must be a number of seconds or a duration such as '10m', not {shown}."
         raise InvalidRequest(message, param="keep_alive")
-    return math.inf if seconds < 0 else seconds
+    return seconds if 0 <= seconds <= FOREVER else math.inf
 
 
 def _duration(text: str) -> float | None:

@@ -148,7 +148,7 @@ def read_generate(raw: httpbody_pb2.HttpBody) -> tuple[GenerateBody, ChatRequest
         raise InvalidRequest("'raw' and 'system' are mutually exclusive.", param="system")
     if given.raw or given.suffix:
         request = _completion_request(given)
-        return given, request if given.prompt or given.suffix else None
+        return given, request if given.prompt else None
     messages = [Message(role="system", content=given.system)] if given.system else []
     chat = _chat_request(given, (*messages, Message(role="user", content=given.prompt or "")), ())
     return given, chat if given.prompt else None

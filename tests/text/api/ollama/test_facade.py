@@ -74,6 +74,33 @@ async def test_thoughts(folder: Path) -> None:
         assert prompts == ["Hi<think>", "Hi<think>", "Hi no<think>"], "it thinks unless it is told not to"
 
 
+async def test_calls(folder: Path) -> None:
+    """Each is one line with whole arguments; results reach the model in the conversation."""
+    prompts: list[Any] = []
+
+    def call(worker: PuppetWorker, request: Submit) -> None:
+        prompts.append(request.prompt)
+        texts = ('<tool_call>\n{"name": "f", "argu', 'ments": {"a": 1}}\n</tool_call>', "\n")
+        pieces = [Piece(request.request, text, None, 1, 0) for text in texts]
+        worker.say(Accepted(request.request, 3), stepped(*pieces, Piece(request.request, "", "stop", 4, 0)))
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    async with puppet_service(folder) as service:
+        service.script = call
+        *parts, last = await lines(service.post("Chat", messages=HELLO, tools=tools))
+        (called,) = [part["message"]["tool_calls"] for part in parts if "tool_calls" in part["message"]]
+        assert [each["function"] for each in called] == [{"index": 0, "name": "f", "arguments": {"a": 1}}]
+        assert (last["done_reason"], last["message"]["content"]) == ("stop", "")
+        (whole,) = await lines(service.post("Chat", messages=HELLO, tools=tools, stream=False))
+        assert [each["function"] for each in whole["message"]["tool_calls"]] == [each["function"] for each in called]
+        result = {"role": "tool", "content": "the result", "tool_name": "f"}
+        await lines(service.post("Chat", messages=[*HELLO, whole["message"], result], tools=tools))
+        assert prompts[0] == prompts[1]
+        assert "the result" in prompts[2]
+        assert '{"a": 1}' in prompts[2]
+
+
 async def test_what_has_no_effect_is_named(folder: Path) -> None:
     async with puppet_service(folder) as service:
         service.script = end

@@ -108,6 +108,8 @@ def test_thinking() -> None:
         ("10", 10),
         ("-1", math.inf),
         ("-1s", math.inf),
+        (1e300, math.inf),
+        ("99999999h", math.inf),
     ],
 )
 def test_durations(given: float | str | None, seconds: float | None) -> None:

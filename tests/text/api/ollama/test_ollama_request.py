@@ -108,7 +108,7 @@ def test_arguments_may_be_text() -> None:
 def test_a_request_without_messages_only_loads() -> None:
     given: tuple[tuple[Any, list[dict[str, Any]]], ...] = (
         (read_chat, [{}, {"messages": []}, {"messages": None}]),
-        (read_generate, [{}, {"prompt": ""}, {"raw": True}, {"system": "s"}]),
+        (read_generate, [{}, {"prompt": ""}, {"raw": True}, {"system": "s"}, {"suffix": "s"}]),
         (read_embed, [{}, {"input": ""}, {"input": []}]),
     )
     for reader, bodies in given:
