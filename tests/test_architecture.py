@@ -466,7 +466,7 @@ def test_parents_of_processes_only_pass_the_environment_on() -> None:
         ]
 
     assert holders("services/worker/process.py") == ["{**os.environ, **environ}"]
-    passed_on = ("serve_stack(os.environ", "run_gateway(os.environ", "load_settings(os.environ")
+    passed_on = ("os.environ | given", "run_gateway(os.environ", "load_settings(os.environ")
     assert all(held.startswith(passed_on) for held in holders("services/cli/main.py"))
     assert holders("services/__init__.py") == ["os.environ['GRPC_ENABLE_FORK_SUPPORT']"]
     assert holders("services/settings/settings.py") == ["os.environ if environ is None else environ"]
