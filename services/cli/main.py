@@ -114,11 +114,10 @@ def serve(
     * `ALLM_CORS_ORIGINS` - origins whose web pages may call the API
     * `ALLM_HOME` - the folder for models, logs and state (~/.allm)
     """
-    given = {"ALLM_HOST": host, "ALLM_PORT": "" if port is None else str(port)}
+    options = {"ALLM_HOST": host, "ALLM_PORT": "" if port is None else str(port)}
+    given = {name: value for name, value in options.items() if value}
     with plainly():
-        serve_stack(
-            os.environ | {name: value for name, value in given.items() if value}, _installed_version(), Screen()
-        )
+        serve_stack(os.environ | given, _installed_version(), Screen())
 
 
 @app.command("run")
