@@ -17,7 +17,7 @@ from services.catalog.machine import Machine
 from services.catalog.machine_watch import MachineWatchers
 from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.declarations import Declarations
-from services.catalog.registration.hub_choice import parse_reference
+from services.catalog.registration.hub_choice import find_reference, id_of, parse_reference
 from services.catalog.registration.register import Change, NewModel, Registrar
 from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Surveyor
@@ -27,7 +27,7 @@ from services.catalog.resolution import explain
 from services.catalog.watches import Watchers
 from services.errors import InvalidRequest, ModelExists
 from services.models.artifacts import SupportedModels
-from services.models.descriptor import Modality
+from services.models.descriptor import Format, Modality
 from services.models.runtime_choice import Measurement, Verdict
 from services.settings.settings import ModelSettings
 
@@ -74,6 +74,11 @@ class Catalog:
     async def register(self, new: NewModel) -> ModelView:
         """Registers a model. Raises what `Registrar.register` raises."""
         return self._view(await self._registrar.register(new))
+
+    async def find_source(self, text: str) -> tuple[str, Format, str]:
+        """Returns the source that a text means, its format, and an id for it. Raises what `Surveyor.choose` raises."""
+        source, format = await self._surveyor.choose(find_reference(text))
+        return source, format, id_of(source)
 
     async def pull(self, name: str) -> ModelView:
         """Registers the model of the hub that a name of the shape `hf.co/org/name:tag` refers to, under this name.

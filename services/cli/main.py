@@ -15,7 +15,7 @@ from services.auth.identity_keys import PUBLIC_NAME, ROLES, KeysUnusable, create
 from services.byte_count import bytes_word
 from services.catalog.backup import BackupError, back_up
 from services.cli.keys import keys_app
-from services.cli.models.app import models_app
+from services.cli.models.app import add, models_app
 from services.cli.models.catalog import session
 from services.cli.models.options import Address, Json
 from services.cli.problem import Problem, plainly
@@ -59,6 +59,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(models_app, name="models")
+app.command(name="pull")(add)
 app.add_typer(keys_app, name="keys")
 app.add_typer(identity_app, name="identity")
 catalog_app = typer.Typer(

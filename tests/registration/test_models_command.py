@@ -133,9 +133,7 @@ def test_add_downloads_shows_progress_and_ends_when_the_model_serves(
     operator: Operator, hub: LoopbackHub, small: str
 ) -> None:
     gate = hub.gate(WEIGHTS, after_bytes=32 * 1024 * 1024)
-    command = Command(
-        operator.stack.home, "add", "m", "hf://org/cli-small#demo.gguf", "--format", "gguf", "--alias", "nick"
-    )
+    command = Command(operator.stack.home, "add", "m", "org/cli-small", "--alias", "nick")
     command.until_told("m: downloading: ")
     assert "m" not in operator.ready()
     coming = Command(operator.stack.home, "check", "m").done()
@@ -144,7 +142,8 @@ def test_add_downloads_shows_progress_and_ends_when_the_model_serves(
     done = command.done()
     assert done.status == 0, done
     assert done.stdout == "m is ready (llama_cpp on cpu)\n"
-    first, *others = done.stderr.splitlines()
+    found, first, *others = done.stderr.splitlines()
+    assert found == "m: hf://org/cli-small#demo.gguf (gguf)", "shown before anything is fetched"
     assert first == "m is registered (94 MiB, llama)"
     assert all(re.match(r"m: (pending|downloading|verifying|ready)\b", line) for line in others), done.stderr
     assert any(re.match(r"m: downloading: .+ of 94 MiB \(\d+%\)", line) for line in others), done.stderr

@@ -48,6 +48,14 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         return model_service_pb2.RegisterModelResponse(model=self._message(await self._catalog.register(new), call))
 
     @typed(REGISTER_SECONDS, scope=ADMIN)
+    async def FindSource(  # noqa: N802
+        self, request: model_service_pb2.FindSourceRequest, call: Call
+    ) -> model_service_pb2.FindSourceResponse:
+        """Finds what to register."""
+        source, format, model_id = await self._catalog.find_source(request.source)
+        return model_service_pb2.FindSourceResponse(source=source, format=format, id=model_id)
+
+    @typed(REGISTER_SECONDS, scope=ADMIN)
     async def UpdateModel(  # noqa: N802
         self, request: model_service_pb2.UpdateModelRequest, call: Call
     ) -> model_service_pb2.UpdateModelResponse:

@@ -1,4 +1,4 @@
-"""References to the hub as Ollama's users write them, `hf.co/org/name:tag`, and the choice of the model's file.
+"""References to models as people write them, such as `hf.co/org/name:tag`, and the choice of the model's file.
 
 A tag is a quantization such as `Q4_K_M`, or a file's path.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import quote, unquote
 
 from services.errors import InvalidRequest, ModelInvalid
 from services.models.descriptor import Format
@@ -20,6 +22,9 @@ _REFERENCE = re.compile(
 _QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:I?Q|TQ)[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4)(?=[-._/]|$)", re.IGNORECASE | re.ASCII
 )
+_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://")
+_PAGE = re.compile(r"(?P<repository>[^/\s]+/[^/\s]+)/(?:tree|blob|resolve)/(?P<revision>[^/\s]+)(?:/(?P<file>\S+))?")
+_NO_ID = re.compile(r"[^a-z0-9._-]+|^[^a-z0-9]+", re.ASCII)
 # Without a tag: the first of these that a repository has, as the hub's own pages propose.
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
 MOST_NAMED = 20  # quantizations that a message lists
@@ -27,9 +32,9 @@ MOST_NAMED = 20  # quantizations that a message lists
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository, and which of its models is meant."""
+    """A repository, or a local folder, and which of its models is meant."""
 
-    source: str  # `hf://org/name[@revision]`
+    source: str  # `hf://org/name[@revision]`, or `file:///folder`
     tag: str  # empty: the usual one
 
 
@@ -41,6 +46,40 @@ def parse_reference(name: str) -> HubReference:
         raise InvalidRequest(why, param="model")
     revision = f"@{match['revision']}" if match["revision"] else ""
     return HubReference(f"hf://{match['repository']}{revision}", match["tag"] or "")
+
+
+def find_reference(text: str) -> HubReference:
+    """Parses a source: `org/name[@revision][:tag]`, the address of a page of the hub, `hf://...`, or `file:///path`.
+
+    Raises InvalidRequest if it has none of these shapes; `param` is `source`.
+    """
+    if text.startswith("file://"):
+        return HubReference(text, "")
+    rest = text[match.end() :] if (match := _HUB.match(text)) else text
+    page = _PAGE.fullmatch(rest.partition("?")[0].rstrip("/"))
+    try:
+        if page:
+            found = parse_reference(f"hf.co/{page['repository']}@{page['revision']}")
+            return HubReference(found.source, unquote(page["file"] or ""))
+        found = parse_reference("hf.co/" + rest.rstrip("/").replace("#", ":", 1))
+        return HubReference(found.source, unquote(found.tag) if "#" in rest else found.tag)
+    except InvalidRequest:
+        why = f"the source {text[:100]!r} is neither ORG/NAME[@REVISION][:QUANTIZATION] nor a page of the hub"
+        raise InvalidRequest(why, param="source") from None
+
+
+def with_file(source: str, file: str) -> str:
+    """Returns the source of one file of a repository or folder; empty `file`: all of it."""
+    if not file or source.endswith(quote(file)):
+        return source
+    return f"{source.rstrip('/')}/{quote(file)}" if source.startswith("file://") else f"{source}#{quote(file)}"
+
+
+def id_of(source: str) -> str:
+    """Proposes an id: the repository's name, or a file's or folder's, in small letters and without the format."""
+    path = source.partition("#")[0].removeprefix("hf://").partition("@")[0]
+    name = PurePosixPath(unquote(path)).name.lower()
+    return _NO_ID.sub("-", re.sub(r"[-.]gguf$|\.safetensors$|\.pt$", "", name)).strip("-") or "model"
 
 
 def quantization_of(path: str) -> str:

@@ -7,15 +7,15 @@ import contextvars
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote
 
 from services.catalog.registration.composition import Composition, compose, open_source
-from services.catalog.registration.hub_choice import HubReference, choose_file
+from services.catalog.registration.hub_choice import HubReference, choose_file, with_file
 from services.errors import ModelInvalid, Overloaded
 from services.models.artifacts import KnownArtifact, SupportedModels, allowed
 from services.models.descriptor import Format, ModelFacts
@@ -61,25 +61,24 @@ class Surveyor:
             InvalidRequest, ModelNotReady, Overloaded: from opening and inspecting the source; Overloaded also if too
                 many surveys wait.
         """
-        if self._open >= AT_ONCE + MAX_WAITING:
-            raise Overloaded(f"{self._open} registrations are being checked already, which is the limit", retry_after=5)
-        self._open += 1
-        try:
+        with self._place():
             found = await self._in_thread(lambda: self._inspect(model_id, source, format, composition))
-            artifacts = await self._artifacts(source, found.facts)
-        finally:
-            self._open -= 1
-        return replace(found, artifacts=artifacts)
+            return replace(found, artifacts=await self._artifacts(source, found.facts))
 
     async def choose(self, reference: HubReference) -> tuple[str, Format]:
-        """Returns the source and the format of the model that a reference to the hub names.
+        """Returns the source and the format of the model that a reference names.
 
         Raises:
             InvalidRequest, ModelInvalid, ModelNotReady, Overloaded: as `survey`; also if no file fits the reference.
         """
-        source = parse_source(reference.source, ())
-        format, file = await self._in_thread(lambda: choose_file(open_source(source, ())[0], reference))
-        return (f"{reference.source}#{quote(file)}" if file else reference.source), format
+        source = parse_source(reference.source, self._settings.roots)
+        with self._place():
+            format, file = await self._in_thread(lambda: self._choose(source, reference))
+        return with_file(reference.source, file), format
+
+    def _choose(self, source: Source, reference: HubReference) -> tuple[Format, str]:
+        tree, file = open_source(source, self._settings.roots)
+        return choose_file(tree, replace(reference, tag=reference.tag or file))
 
     def close(self) -> None:
         """Accepts no more surveys; running ones end by their own limits."""
@@ -125,6 +124,17 @@ class Surveyor:
         if reason:
             _log_skipped(model_id, known, reason)
         return not reason
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Takes one of the places for surveys. Raises Overloaded if all are taken."""
+        if self._open >= AT_ONCE + MAX_WAITING:
+            raise Overloaded(f"{self._open} registrations are being checked already, which is the limit", retry_after=5)
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         context = contextvars.copy_context()  # its log lines have the request's id

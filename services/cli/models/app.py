@@ -14,7 +14,7 @@ from rich.console import Console
 from services.byte_count import bytes_word
 from services.cli.models import listing
 from services.cli.models.bench import Bench, ChatBench, TranscriptionBench
-from services.cli.models.catalog import session
+from services.cli.models.catalog import CatalogClient, session
 from services.cli.models.check import check as check_files
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.listing import explain
@@ -38,6 +38,7 @@ from services.cli.models.options import (
     engine_settings,
     image_defaults,
     lora_list,
+    short_source,
     source_url,
 )
 from services.cli.models.page import Page, document, print_document
@@ -58,16 +59,21 @@ Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest 
 Alias = Annotated[
     list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name of the model; repeatable.")
 ]
+SHORT_SOURCE = "its source: `org/name[@revision][:quantization]`, the address of a page of the hub, or a path."
 Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this machine."
 
 
 @models_app.command()
 def add(
-    model_id: Annotated[str, typer.Argument(metavar="ID", help="The name that requests use.")],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help=Source)],
-    format: Annotated[
-        Format, typer.Option(case_sensitive=False, help="The format of its files; it cannot be changed later.")
+    names: Annotated[
+        list[str], typer.Argument(metavar="[ID] SOURCE", help=f"The name that requests use, and {SHORT_SOURCE}")
     ],
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            case_sensitive=False, help="The format of its files; default: what they are. It is never changed."
+        ),
+    ] = None,
     alias: Alias = None,
     modality: Annotated[Modality | None, typer.Option(help="Default: the modality of the format.")] = None,
     base: Base = "",
@@ -87,7 +93,14 @@ def add(
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Register a model, and wait until it is fetched, verified and ready."""
+    """Register a model, and wait until it is fetched, verified and ready. `allm pull` is the same command.
+
+    Without an ID or a format they are found from the source and its files, and shown before anything is fetched:
+
+    * `allm pull Qwen/Qwen3-0.6B-GGUF:Q8_0`
+    * `allm pull https://huggingface.co/Qwen/Qwen3-0.6B`
+    * `allm pull ~/.allm/models/mine.gguf`
+    """
     engine = engine_settings(
         dtype=dtype,
         speculation=speculation,
@@ -98,10 +111,13 @@ def add(
         kv_tokens=kv_tokens,
     )
     with session(address) as at:
+        found = _found(at.catalog, names, format)
+        if not as_json and (found.id, found.source) != (names[0], names[-1]):
+            Page(error=wait).say(f"{found.id}: {found.source} ({found.format})")
         request = pb.RegisterModelRequest(
-            id=model_id,
-            source=source_url(source),
-            format=format,
+            id=found.id,
+            source=found.source,
+            format=found.format,
             modality=modality or "",
             aliases=alias,
             base=source_url(base) if base else "",
@@ -115,6 +131,19 @@ def add(
             files = f"{bytes_word(model.size_bytes)}, {model.architecture or 'unknown architecture'}"
             Page(error=wait).say(f"{model.id} is registered ({files})")
         finish(at, model, served(model.generation) if wait else None, timeout, as_json)
+
+
+def _found(catalog: CatalogClient, names: list[str], format: Format | None) -> pb.FindSourceResponse:
+    """Returns what to register. Asks the catalog for what is not given. Raises Problem."""
+    if len(names) > 2:
+        raise Problem(f"{len(names)} arguments are given: there may be an ID and must be a SOURCE")
+    source = short_source(names[-1])
+    if len(names) == 2 and format and "://" in source and not source.startswith("http"):
+        return pb.FindSourceResponse(id=names[0], source=source, format=format)
+    found = catalog.find_source(source)
+    return pb.FindSourceResponse(
+        id=names[0] if len(names) == 2 else found.id, source=found.source, format=format or found.format
+    )
 
 
 @models_app.command(name="list")

@@ -44,6 +44,11 @@ class CatalogClient:
         with readable_errors():
             return self._stub.RegisterModel(request, timeout=INSPECT_SECONDS).model
 
+    def find_source(self, text: str) -> pb.FindSourceResponse:
+        """Finds the source that a text means, and the id and format to register it with."""
+        with readable_errors():
+            return self._stub.FindSource(pb.FindSourceRequest(source=text), timeout=INSPECT_SECONDS)
+
     def update(self, request: pb.UpdateModelRequest) -> model_pb2.Model:
         """Gives a model a new source, or the old one again, and sets all fields that are given.
 

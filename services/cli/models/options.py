@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ Address = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[^@:\s]+)?(?::\S+)?|(?:www\.)?(?:huggingface\.co|hf\.co)/\S+", re.ASCII)
 _AS_SET = "0: the setting of its service."
 Runtime = Annotated[str | None, typer.Option(metavar="NAME", help="The runtime; default or '': the registry's choice.")]
 LoadRuntime = Annotated[
@@ -46,6 +48,12 @@ def run_with(model: model_pb2.Model) -> str:
     """Formats a model's engine settings for people; empty: all as its service is set."""
     parts = [f"{field.name}={value}" for field, value in model.engine.ListFields()]
     return ", ".join(parts)
+
+
+def short_source(text: str) -> str:
+    """Converts a path of this machine to a URL, and leaves all else to the catalog. Raises Problem for a bad path."""
+    is_hub = _HUB_NAME.fullmatch(text) and not Path(text).exists()
+    return text if is_hub else source_url(text)
 
 
 def source_url(text: str) -> str:

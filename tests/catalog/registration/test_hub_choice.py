@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from services.catalog.registration.hub_choice import HubReference, choose_file, parse_reference, quantization_of
+from services.catalog.registration.hub_choice import (
+    HubReference,
+    choose_file,
+    find_reference,
+    id_of,
+    parse_reference,
+    quantization_of,
+    with_file,
+)
 from services.errors import InvalidRequest, ModelInvalid
 from services.models.hub.source import LocalTree
 from tests.case import case
@@ -32,6 +40,48 @@ def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"hf\.co/ORG/NAME:QUANTIZATION") as caught:
         parse_reference(name)
     assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "tag"),
+    [
+        ("org/m", "hf://org/m", ""),
+        ("org/m-GGUF:Q4_K_M", "hf://org/m-GGUF", "Q4_K_M"),
+        ("org/m@v2:sub/m.gguf", "hf://org/m@v2", "sub/m.gguf"),
+        ("hf.co/org/m:Q8_0", "hf://org/m", "Q8_0"),
+        ("hf://org/m@main#sub/a%20b.gguf", "hf://org/m@main", "sub/a b.gguf"),
+        ("https://huggingface.co/org/m", "hf://org/m", ""),
+        ("https://huggingface.co/org/m/", "hf://org/m", ""),
+        ("https://huggingface.co/org/m/tree/main", "hf://org/m@main", ""),
+        ("https://huggingface.co/org/m/blob/v2/sub/m%201.gguf?download=true", "hf://org/m@v2", "sub/m 1.gguf"),
+        ("https://hf.co/org/m/resolve/abc/m.gguf", "hf://org/m@abc", "m.gguf"),
+        ("file:///models/m.gguf", "file:///models/m.gguf", ""),
+    ],
+)
+def test_sources_as_people_write_them(text: str, source: str, tag: str) -> None:
+    assert find_reference(text) == HubReference(source, tag)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "m", "org/", "https://example.org/org/m", "org/m n", "https://hf.co/org", "a/b/c"]
+)
+def test_other_texts_are_refused_by_the_name_of_the_parameter(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="ORG/NAME") as caught:
+        find_reference(text)
+    assert caught.value.param == "source"
+
+
+def test_sources_of_files_and_proposed_ids() -> None:
+    for source, file, whole, model_id in (
+        ("hf://Qwen/Qwen3-0.6B-GGUF", "Qwen3-Q8_0.gguf", "hf://Qwen/Qwen3-0.6B-GGUF#Qwen3-Q8_0.gguf", "qwen3-0.6b"),
+        ("hf://org/m@v2", "", "hf://org/m@v2", "m"),
+        ("file:///models/My%20Model.gguf", "My Model.gguf", "file:///models/My%20Model.gguf", "my-model"),
+        ("file:///models/m/", "m-Q8_0.gguf", "file:///models/m/m-Q8_0.gguf", "m-q8_0"),
+        ("file:///models/_x", "", "file:///models/_x", "x"),
+    ):
+        with case(source=source):
+            assert with_file(source, file) == whole
+            assert id_of(whole) == model_id
 
 
 def test_quantization_in_file_names() -> None:

@@ -61,6 +61,29 @@ async def test_a_model_is_pinned_and_no_weight_is_fetched(
         assert list(desired.artifacts) == []
 
 
+async def test_a_short_source_is_found_and_nothing_is_registered(
+    tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]
+) -> None:
+    local = gguf(tmp_path / "models" / "Mine-Q8_0.gguf")
+    async with running(tmp_path) as service:
+
+        async def found(source: str) -> tuple[str, str, str]:
+            answer = await service.models.FindSource(model_service_pb2.FindSourceRequest(source=source))
+            return answer.id, answer.source, answer.format
+
+        assert await found("org/m") == ("m", "hf://org/m", "safetensors")
+        assert await found("nvidia/m-gguf") == ("m", "hf://nvidia/m-gguf#m.gguf", "gguf")
+        error = await refusal(found("org/m:Q4_K_M"))
+        assert (error.code, error.reason) == (Code.FAILED_PRECONDITION, "MODEL_INVALID")
+        assert "has no 'Q4_K_M'" in error.message
+        error = await refusal(found("m"))
+        assert (error.code, error.param) == (Code.INVALID_ARGUMENT, "source")
+        error = await refusal(found("file:///etc/hostname"))
+        assert "ALLM_MODEL_ROOTS" in error.message
+        assert local.exists()
+        assert await snapshot(service.watch()) == []
+
+
 async def test_update_pins_what_the_branch_is_now(tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]) -> None:
     async with running(tmp_path) as service:
         await registered(service)

@@ -97,6 +97,10 @@ class CatalogStandIn(
         self.models[request.id] = desired(request.id, "pending", source=request.source, aliases=request.aliases)
         return pb.RegisterModelResponse(model=self.models[request.id].model)
 
+    def FindSource(self, request: pb.FindSourceRequest, context: Any) -> pb.FindSourceResponse:  # noqa: N802
+        self._note("FindSource", request, context)
+        return pb.FindSourceResponse(source="hf://org/M-GGUF#M-Q8_0.gguf", format="gguf", id="found")
+
     def UpdateModel(self, request: pb.UpdateModelRequest, context: Any) -> pb.UpdateModelResponse:  # noqa: N802
         self._note("UpdateModel", request, context)
         model = self._find(request.id, context).model

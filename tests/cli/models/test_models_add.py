@@ -49,6 +49,30 @@ def test_it_waits_until_the_model_is_ready(models: Commands) -> None:
     assert list(request.aliases) == ["gpt-4o", "b"]
 
 
+@pytest.mark.parametrize(
+    "source", ["org/M-GGUF", "org/M-GGUF:Q8_0", "https://huggingface.co/org/M-GGUF", "hf.co/org/M"]
+)
+def test_a_short_source_is_found_and_shown_before_it_is_registered(models: Commands, source: str) -> None:
+    models.catalog.story = [desired("found", "ready", replicas=[replica("ready")])]
+    done = models("add", source)
+    assert (done.status, done.stdout) == (0, "found is ready (llama_cpp on cpu)\n")
+    assert done.stderr.startswith("found: hf://org/M-GGUF#M-Q8_0.gguf (gguf)\nfound is registered")
+    assert [request.source for request in models.catalog.requests("FindSource")] == [source]
+    (request,) = models.catalog.requests("RegisterModel")
+    assert (request.id, request.source, request.format) == ("found", "hf://org/M-GGUF#M-Q8_0.gguf", "gguf")
+
+
+def test_an_id_and_a_format_that_are_given_count(models: Commands, tmp_path: Path) -> None:
+    models("add", "m", "org/M-GGUF", "--format", "GGUF", "--no-wait")
+    models("add", "n", HUB, "--no-wait")
+    (file := tmp_path / "m.gguf").touch()
+    models("add", "o", str(file), "--no-wait")
+    assert [request.source for request in models.catalog.requests("FindSource")] == ["org/M-GGUF", HUB, file.as_uri()]
+    assert [request.id for request in models.catalog.requests("RegisterModel")] == ["m", "n", "o"]
+    three = models("add", "a", "b", "c")
+    assert (three.status, three.stderr) == (1, "allm: 3 arguments are given: there may be an ID and must be a SOURCE\n")
+
+
 def test_without_a_terminal_a_download_prints_occasional_lines(models: Commands) -> None:
     models.catalog.story = [*(fetching(done) for done in range(0, 138 * MIB, MIB // 4)), desired("m")]
     done = models("add", "m", HUB, "--format", "gguf")
@@ -113,14 +137,13 @@ def test_a_path_becomes_a_url(models: Commands, tmp_path: Path) -> None:
 
 
 def test_a_path_that_leads_nowhere_is_no_source(models: Commands) -> None:
-    done = models("add", "m", "org/name", "--format", "gguf")
+    done = models("add", "m", "./org/name", "--format", "gguf")
     assert done.status == 1
     assert "hf://" in done.stderr
     assert not models.catalog.calls
 
 
-def test_a_format_must_be_given_and_known(models: Commands) -> None:
-    assert models("add", "m", HUB).status == 2
+def test_a_format_must_be_known(models: Commands) -> None:
     assert models("add", "m", HUB, "--format", "onnx").status == 2
     assert not models.catalog.calls
 

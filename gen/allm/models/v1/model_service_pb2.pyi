@@ -824,6 +824,60 @@ class ReportModelStatusResponse(_message.Message):
 Global___ReportModelStatusResponse: _TypeAlias = ReportModelStatusResponse  # noqa: Y015
 
 @_typing.final
+class FindSourceRequest(_message.Message):
+    """A source as people write it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """`org/name`, with `@revision` and `:Q4_K_M` or `:file` after it; the address of the hub's page of a repository or
+    file; or a source of RegisterModelRequest. Required.
+    """
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindSourceRequest: _TypeAlias = FindSourceRequest  # noqa: Y015
+
+@_typing.final
+class FindSourceResponse(_message.Message):
+    """What to register."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The source, such as `hf://org/name#name-Q4_K_M.gguf`."""
+    format: _builtins.str
+    """`gguf`, `safetensors`, `whisper` or `diffusers`, as the source's files tell."""
+    id: _builtins.str
+    """An id, after the repository, file or folder. It may be taken."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        format: _builtins.str = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "id", b"id", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindSourceResponse: _TypeAlias = FindSourceResponse  # noqa: Y015
+
+@_typing.final
 class ExplainModelRequest(_message.Message):
     """The model to explain."""
 

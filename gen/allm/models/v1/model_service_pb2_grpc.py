@@ -40,6 +40,11 @@ class ModelServiceStub:
                 request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelRequest.SerializeToString,
                 response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelResponse.FromString,
                 _registered_method=True)
+        self.FindSource = channel.unary_unary(
+                '/allm.models.v1.ModelService/FindSource',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceResponse.FromString,
+                _registered_method=True)
         self.UpdateModel = channel.unary_unary(
                 '/allm.models.v1.ModelService/UpdateModel',
                 request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelRequest.SerializeToString,
@@ -100,6 +105,14 @@ class ModelServiceServicer:
         """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
         fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
         ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindSource(self, request, context):
+        """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
+        nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +200,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelRequest.FromString,
                     response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelResponse.SerializeToString,
             ),
+            'FindSource': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindSource,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceResponse.SerializeToString,
+            ),
             'UpdateModel': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateModel,
                     request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelRequest.FromString,
@@ -266,6 +284,33 @@ class ModelService:
             '/allm.models.v1.ModelService/RegisterModel',
             allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelRequest.SerializeToString,
             allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindSource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/FindSource',
+            allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,10 @@ class ModelServiceStub:
     fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
     ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
     """
+    FindSource: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.FindSourceRequest, _model_service_pb2.FindSourceResponse]
+    """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
+    nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
+    """
     UpdateModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]
     """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
     old generation serves until the new one is fetched, verified and, if the old one was loaded, loaded. NOT_FOUND, and
@@ -75,6 +79,10 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
     fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
     ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
+    """
+    FindSource: _aio.UnaryUnaryMultiCallable[_model_service_pb2.FindSourceRequest, _model_service_pb2.FindSourceResponse]  # type: ignore[assignment]
+    """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
+    nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
     """
     UpdateModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]  # type: ignore[assignment]
     """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
@@ -116,6 +124,16 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
         fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
         ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
+        """
+
+    @_abc_1.abstractmethod
+    def FindSource(
+        self,
+        request: _model_service_pb2.FindSourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.FindSourceResponse, _abc.Awaitable[_model_service_pb2.FindSourceResponse]]:
+        """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
+        nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
         """
 
     @_abc_1.abstractmethod
