@@ -11,6 +11,7 @@ _PLATFORM = "only Anthropic's platform has it"
 _REFUSED = (
     Refusal(CREATE, "container", _PLATFORM),
     Refusal(CREATE, "mcp_servers", _PLATFORM),
+    Refusal(CREATE, "thread", _PLATFORM),
     Refusal(CREATE, "tools[0].defer_loading", _PLATFORM),
     Refusal(CREATE, "tools[0].input_schema", "the suite's properties are no schemas", instead={"type": "object"}),
     Refusal(COUNT, "mcp_servers", _PLATFORM),

@@ -132,6 +132,7 @@ class PromptBody(SamplingBody, kw_only=True):
 
     container: Any = None
     mcp_servers: list[Any] | None = None
+    thread: Any = None
 
 
 class CreateBody(PromptBody, kw_only=True):
@@ -157,6 +158,8 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
         Unsupported: a parameter or content is not supported; the error names it.
     """
     request = body.decode(raw, kind, {"messages": limits.MAX_MESSAGES})
+    # The SDK's tool runner starts a thread, and without this refusal would send only what is new from then on.
+    refuse_others((("thread", request.thread, ()),))
     refuse_others((("container", request.container, ()), ("mcp_servers", request.mcp_servers, ([],))))
     tools = _tools(request.tools or ())
     choice = request.tool_choice
