@@ -1,10 +1,10 @@
-"""A small model whose weights are computed to write one given call of a tool, and then one given answer.
+"""A small model whose weights are computed to write a thought and a call of a tool, and then an answer, all given.
 
 Real clients run their whole tool loop with it: a small model decides nothing, and clients such as Claude Code and Codex
 never demand a call. No layer contributes anything, so each token follows from the one before it, and the chat template
-chooses the first one: the call if there are tools and no result yet, otherwise the answer.
+chooses the first one: the thought and the call if there are tools and no result yet, otherwise the answer.
 
-    python -m tests.clients.scripted_model FILE.gguf TOOL '{"argument": "value"}' ANSWER [LAYERS]
+    python -m tests.clients.scripted_model FILE.gguf TOOL '{"argument": "value"}' ANSWER [LAYERS [THOUGHT]]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.models.demo.text_demo import bundled_model
 WIDTH, CONTEXT, PIECE = 64, 131_072, 4
 CERTAIN = 20.0  # a logit so far above the others' zero that no temperature matters
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-CALL, ANSWER = "<|call|>", "<|answer|>"
+THINK, CALL, ANSWER = "<|begin_thought|>", "<|begin_call|>", "<|begin_answer|>"
 TEMPLATE = """
 {%- if tools %}<|im_start|>system
 Write calls as <tool_call>
@@ -33,29 +33,43 @@ Write calls as <tool_call>
 {{ tools | tojson }}<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content or '' }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}
+{{- message.content or '' }}
 {%- for call in message.tool_calls or [] %}<tool_call>
 {{ call.function | tojson }}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% if tools and not messages | selectattr('role', 'equalto', 'tool') | list %}<|call|>{% else %}<|answer|>{% endif %}
+{% if not tools or messages | selectattr('role', 'equalto', 'tool') | list %}<|begin_answer|>
+{%- elif enable_thinking is defined and not enable_thinking %}<|begin_call|>
+{%- else %}<|begin_thought|>
+{%- endif %}
 {%- endif %}"""
 
 
-def write_scripted_model(path: Path, tool: str, arguments: dict[str, Any], answer: str, *, layers: int = 1) -> None:
+def write_scripted_model(
+    path: Path, tool: str, arguments: dict[str, Any], answer: str, *, layers: int = 1, thought: str = ""
+) -> None:
     """Writes a GGUF file with SmolLM2's vocabulary. `layers`: their number only makes the prompt take longer."""
     given = gguf.GGUFReader(bundled_model())
     tokens: list[str] = given.fields["tokenizer.ggml.tokens"].contents()
     types: list[int] = given.fields["tokenizer.ggml.token_type"].contents()
     end = given.fields["tokenizer.ggml.eos_token_id"].contents()
-    call = json.dumps({"name": tool, "arguments": arguments})
-    chains = []
-    for start, text in ((CALL, f"<tool_call>\n{call}\n</tool_call>"), (ANSWER, answer)):
-        pieces = list(_pieces(text, {*tokens, start}))
-        chains.append([*range(len(tokens), len(tokens) + 1 + len(pieces)), end])
+    call = f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+    texts = {ANSWER: answer, CALL: call, THINK: f"<think>\n{thought}\n</think>\n\n" if thought else ""}
+    chains: dict[str, list[int]] = {}
+    for start, text in texts.items():
+        pieces = list(_pieces(text, {*tokens, *texts}))
+        chains[start] = [*range(len(tokens), len(tokens) + 1 + len(pieces))]
         tokens += [start, *pieces]
         types += [CONTROL, *[USER_DEFINED] * len(pieces)]
+    chains[ANSWER].append(end)
+    chains[CALL].append(end)
+    chains[THINK].append(chains[CALL][1])
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -65,7 +79,7 @@ def write_scripted_model(path: Path, tool: str, arguments: dict[str, Any], answe
     writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    _add_weights(writer, len(tokens), chains, layers)
+    _add_weights(writer, len(tokens), list(chains.values()), layers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -114,5 +128,6 @@ def _add_weights(writer: gguf.GGUFWriter, vocabulary: int, chains: list[list[int
 
 
 if __name__ == "__main__":
-    file, name, given_arguments, text, *depth = sys.argv[1:]
-    write_scripted_model(Path(file), name, json.loads(given_arguments), text, layers=int(*depth or [1]))
+    file, name, given_arguments, text, *more = sys.argv[1:]
+    depth, thoughts = int(*more[:1] or [1]), "".join(more[1:2])
+    write_scripted_model(Path(file), name, json.loads(given_arguments), text, layers=depth, thought=thoughts)
