@@ -9,6 +9,7 @@ CREATE, COUNT = "POST /v1/messages", "POST /v1/messages/count_tokens"
 
 _PLATFORM = "only Anthropic's platform has it"
 _REFUSED = (
+    Refusal(CREATE, "compaction", _PLATFORM),
     Refusal(CREATE, "container", _PLATFORM),
     Refusal(CREATE, "mcp_servers", _PLATFORM),
     Refusal(CREATE, "thread", _PLATFORM),
