@@ -92,6 +92,10 @@ def _pieces(text: str, taken: set[str]) -> Iterator[str]:
         size = PIECE
         while text[:size] in taken and size < len(text):
             size += 1
+        if len(text) - size < PIECE:
+            size = len(text)
+        if text[:size] in taken:
+            raise ValueError(f"{text!r} is one token of the vocabulary, or occurs twice: write a longer text")
         taken.add(text[:size])
         yield text[:size]
         text = text[size:]
