@@ -18,7 +18,8 @@ PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 TEST := .venv/.dev .venv/speech/.fetched .venv/schema-suite/.fetched
-TEST_ALL := packages $(TEST) .venv/llama.cpp/vulkan .venv/vllm/.installed .venv/llama-index/.installed .venv/openai-suite/.fetched \
+TEST_ALL := packages $(TEST) .venv/llama.cpp/vulkan .venv/vllm/.installed .venv/llama-index/.installed \
+	.venv/openai-suite/.fetched .venv/anthropic-suite/.fetched \
 	$(CLIENTS)/node_modules/.installed $(EXAMPLES)/node/node_modules/.installed web/node_modules/.installed
 
 .PHONY: help serve llama-cuda llama-vulkan vllm test test-all lint gen console bench attack gpu-check fuzz chaos soak containers clean
@@ -179,11 +180,11 @@ packages: | .venv/.dev
 	@$(call pip,--no-deps --editable .,--python $(@D)/bin/python)
 	@touch $@
 
-# Only the source distribution of the official SDK contains its tests.
-.venv/openai-suite/.fetched: tests/conformance/openai-sdist.txt | .venv/.dev
-	@echo "Fetching the official SDK's own tests"
+# Only the source distributions of the official SDKs contain their tests.
+.venv/%-suite/.fetched: tests/conformance/%-sdist.txt | .venv/.dev
+	@echo "Fetching the tests of the official SDK $*"
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary openai \
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary $* \
 		--require-hashes --dest $(@D) --requirement $<
 	@cd $(@D) && for sdist in *.tar.gz; do tar -xzf "$$sdist" --strip-components 1 "$${sdist%.tar.gz}/tests"; done
 	@touch $@

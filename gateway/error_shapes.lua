@@ -15,6 +15,9 @@ local TYPES = {
   [529] = "overloaded_error",
 }
 
+-- Anthropic's SDKs that get this send the whole conversation instead.
+local NO_THREADS = ',"details":{"error_code":"thread_unsupported_request"}'
+
 local function is_below(path, parent)
   return path == parent or path:sub(1, #parent + 1) == parent .. "/"
 end
@@ -49,14 +52,15 @@ local function string_of(json, name)
 end
 
 -- Anthropic's status for "try again later" is 529. Waiting does not help where `x-should-retry` is false.
-local function anthropics(headers, status, code, message, request)
+local function anthropics(headers, status, code, message, request, param)
   local later = status == 503 or code == "overloaded"
   if later and headers:get("x-should-retry") ~= "false" then
     status = 529
   end
   local kind = TYPES[status] or (status >= 500 and "api_error" or "invalid_request_error")
-  local shape = '{"type":"error","error":{"type":"%s","message":"%s"},"request_id":"%s"}'
-  return status, shape:format(kind, message, request.request_id)
+  local details = param == "thread" and NO_THREADS or ""
+  local shape = '{"type":"error","error":{"type":"%s","message":"%s"%s},"request_id":"%s"}'
+  return status, shape:format(kind, message, details, request.request_id)
 end
 
 -- Ollama answers 503 if its queue is full, and 400 if a model cannot do what is asked.
@@ -89,7 +93,8 @@ function envoy_on_response(handle)
   local json = body and body:getBytes(0, body:length()) or ""
   local message = string_of(json, "message")
   if message then
-    local shown, text = SHAPES[request.client](headers, status, string_of(json, "code"), message, request)
+    local code, param = string_of(json, "code"), string_of(json, "param")
+    local shown, text = SHAPES[request.client](headers, status, code, message, request, param)
     headers:replace(":status", tostring(shown))
     headers:replace("content-length", tostring(body:setBytes(text)))
   end

@@ -110,7 +110,7 @@ def test_tools_are_called_and_answered(client: anthropic.Anthropic) -> None:
     """Parallel calls, of which one fails; the model has read all of it."""
     tools = [WEATHER, CLOCK]
     question = {"role": "user", "content": "Weather and time in Paris?"}
-    message = ask(client, [question], tools=tools, tool_choice=ONE_OF_THEM, max_tokens=100)
+    message = ask(client, [question], tools=tools, tool_choice=ONE_OF_THEM, max_tokens=100, **LIKELIEST)
     assert message.stop_reason == "tool_use"
     (first,) = calls(message)
     assert first.input["city"] in ("Paris", "Rome")
@@ -122,7 +122,7 @@ def test_tools_are_called_and_answered(client: anthropic.Anthropic) -> None:
         {"type": "text", "text": "Now answer."},
     ]
     turns = [question, said, {"role": "user", "content": results}]
-    final = ask(client, turns, tools=tools, tool_choice={"type": "none"}, max_tokens=8)
+    final = ask(client, turns, tools=tools, tool_choice={"type": "none"}, max_tokens=8, **LIKELIEST)
     assert text(final)
     assert not calls(final)
     counts = []
@@ -134,7 +134,7 @@ def test_tools_are_called_and_answered(client: anthropic.Anthropic) -> None:
 
 def test_a_named_tool_is_called_once(client: anthropic.Anthropic) -> None:
     choice = {"type": "tool", "name": "get_time"}
-    message = ask(client, "Weather in Rome?", tools=[WEATHER, CLOCK], tool_choice=choice, max_tokens=100)
+    message = ask(client, "Weather in Rome?", tools=[WEATHER, CLOCK], tool_choice=choice, max_tokens=100, **LIKELIEST)
     assert [call.name for call in calls(message)] == ["get_time"]
     assert message.stop_reason == "tool_use"
 
@@ -150,7 +150,9 @@ def test_tools_that_only_anthropic_defines_are_left_out(client: anthropic.Anthro
 
 def test_json_that_follows_a_schema(client: anthropic.Anthropic) -> None:
     schema = {**CITY, "additionalProperties": False}
-    message = ask(client, output_config={"format": {"type": "json_schema", "schema": schema}}, max_tokens=64)
+    message = ask(
+        client, output_config={"format": {"type": "json_schema", "schema": schema}}, max_tokens=64, **LIKELIEST
+    )
     assert json.loads(text(message))["city"] in ("Paris", "Rome")
 
 
@@ -228,6 +230,14 @@ def test_errors_have_anthropics_shape(
         assert named in error["error"]["message"]
         assert error["error"]["type"] == raised.value.type
         assert error["request_id"] == raised.value.request_id == raised.value.response.headers["x-request-id"]
+
+
+def test_threads_are_refused_in_the_sdks_words(client: anthropic.Anthropic) -> None:
+    """Otherwise its helpers would send only what is new in each turn."""
+    with pytest.raises(anthropic.BadRequestError, match="'thread'") as raised:
+        ask(client, extra_body={"thread": {"type": "create"}})
+    error: Any = raised.value.body
+    assert error["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_max_tokens_is_required(client: anthropic.Anthropic) -> None:

@@ -1,7 +1,7 @@
-"""Adapts the official clients' requests to this server: replaces ids by real ones, and drops refused parameters.
+"""Adapts an official client's requests to this server: replaces ids by real ones, and drops refused parameters.
 
-Every refusal is verified: a request is sent as the suite wrote it, except for ids and the model. Each refusal must be a
-400 that names a parameter of the table, and every refusal in the table must occur.
+Every refusal is verified: a request is sent as the suite wrote it, except for ids, the model and the answer's length.
+Each refusal must be a 400 that names a parameter of the table, and every refusal in the table must occur.
 """
 
 from __future__ import annotations
@@ -9,42 +9,60 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from openai import AsyncOpenAI, BadRequestError, OpenAI
-from stand_ins import StandIns
-from suite_rules import COMPLETE, CONVERSE, NEEDED, REFUSED, RESPOND, TOKENS
+from suite_rules import Rules
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
-_IDS = re.compile(r"/(responses|models|conversations|items)/([^/]+)")
+_IDS = re.compile(r"/(responses|models|conversations|items)/([^/?]+)")
 _WORDS = {"input_tokens"}  # appear in the position of an id, but are none
-# The parameters that limit an answer's length, for requests that leave it open.
-_LENGTHS = {
-    RESPOND: ("max_output_tokens",),
-    CONVERSE: ("max_completion_tokens", "max_tokens"),
-    COMPLETE: ("max_tokens",),
-}
+
+
+class StandIns(Protocol):
+    """Replacements for what a suite makes up."""
+
+    def of(self, route: str, kind: str) -> str:
+        """Returns the id of a `kind` for a path."""
+
+    def substitute(self, asked: dict[str, Any], route: str, *, strict: bool) -> None:
+        """Inserts real ids, and limits the answer's length. `strict`: the client validates types."""
+
+    def filled(self, value: Any) -> Any:
+        """Returns a value of the table with the model's name filled in."""
+
+
+@dataclass
+class Suite:
+    """The tests of one SDK: its rules, its error of status 400, and the parameter that such an error names."""
+
+    rules: Rules
+    stand_ins: StandIns
+    bad_request: type[Exception]
+    named: Callable[[Any], str]
+    omitted: tuple[type, ...] = ()  # values that the client removes before it sends a body
+    refusals: Counter[str] = field(default_factory=Counter)
 
 
 class Negotiation:
     """One request of the suite, adapted step by step."""
 
-    def __init__(self, options: Any, client: NegotiatingOpenAI | AsyncNegotiatingOpenAI) -> None:
-        self._stand_ins, self._refusals = client.stand_ins, client.refusals
-        self._strict = client._strict_response_validation
+    def __init__(self, options: Any, suite: Suite, *, strict: bool) -> None:
+        self._suite = suite
         self._options = options
         self._in = "json_data" if options.method == "post" else "params"
-        self._asked: dict[str, Any] = copy.deepcopy(dict(getattr(options, self._in) or {}))
-        self._route = f"{options.method.upper()} {_IDS.sub(_without_id, options.url)}"
+        given = dict(getattr(options, self._in) or {})
+        self._asked = copy.deepcopy({name: one for name, one in given.items() if not isinstance(one, suite.omitted)})
+        self._route = f"{options.method.upper()} {_IDS.sub(_without_id, options.url).partition('?')[0]}"
         self._url = _IDS.sub(self._with_id, options.url)
-        rules = [rule for rule in REFUSED if rule.route == self._route]
+        rules = [rule for rule in suite.rules.refused if rule.route == self._route]
         asked = self._asked
         self._rules = {rule.param: rule for rule in rules if _has(asked, rule.param) and rule.when(asked)}
-        needs = [need for need in NEEDED if need.route == self._route and not _has(asked, need.param)]
+        needs = [need for need in suite.rules.needed if need.route == self._route and not _has(asked, need.param)]
         self._needs = {need.param: need for need in needs}
         self._open = {*self._rules, *self._needs}
-        self._substitute()
+        suite.stand_ins.substitute(asked, self._route, strict=strict)
 
     @property
     def options(self) -> Any:
@@ -52,71 +70,58 @@ class Negotiation:
         asked = {self._in: copy.deepcopy(self._asked)} if self._asked else {}
         return self._options.model_copy(update={"url": self._url, **asked})
 
-    def refused(self, error: BadRequestError) -> None:
+    def refused(self, error: Exception) -> None:
         """Removes or adds the parameter that the server named; fails when the table does not list it."""
-        named = error.param or ""
-        assert error.type == "invalid_request_error", error
+        named = self._suite.named(error)
         assert named in self._open, f"{self._route} refuses {named!r}, open are {self._open}: {error}"
-        assert named.split(".")[-1].split("[")[0] in error.message, error
+        assert named.split(".")[-1].split("[")[0] in str(error), error
         self._open.remove(named)
-        self._refusals[f"{self._route} {named}"] += 1
+        self._suite.refusals[f"{self._route} {named}"] += 1
         value = self._needs[named].value if named in self._needs else self._rules[named].instead
-        _put(self._asked, named, self._stand_ins.filled(value))
+        _put(self._asked, named, self._suite.stand_ins.filled(value))
 
     def accepted(self) -> None:
         """Fails when an expected refusal did not occur."""
         assert not self._open, f"{self._route} accepts {self._open}, which the table says is refused"
 
-    def _substitute(self) -> None:
-        """Inserts real ids, a bound where the suite leaves an answer's length open, and vectors that can be checked."""
-        for name in ("model", "previous_response_id", "after"):
-            if name in self._asked:
-                self._asked[name] = self._stand_ins.named(name, self._route)
-        lengths = _LENGTHS.get(self._route, ())
-        if lengths and not any(name in self._asked for name in lengths):
-            self._asked[lengths[0]] = TOKENS
-        # By default the SDK requests base64 and decodes it later; its strict clients check the type before that.
-        if self._strict and self._asked.get("encoding_format") == "base64":
-            self._asked["encoding_format"] = "float"
-
     def _with_id(self, found: re.Match[str]) -> str:
         if found[2] in _WORDS:
             return found[0]
-        return f"/{found[1]}/{self._stand_ins.of(self._route, found[1])}"
+        return f"/{found[1]}/{self._suite.stand_ins.of(self._route, found[1])}"
 
 
-class NegotiatingOpenAI(OpenAI):
-    """The official client; every request goes through a Negotiation."""
+class Negotiating:
+    """A base before an official client; every request goes through a Negotiation."""
 
-    stand_ins: StandIns
-    refusals: Counter[str]
+    suite: Suite
+    _strict_response_validation: bool
 
-    def request(self, cast_to: Any, options: Any, **more: Any) -> Any:  # type: ignore[override]
+    def request(self, cast_to: Any, options: Any, **more: Any) -> Any:
         """Sends the request until no parameter is refused."""
-        negotiation = Negotiation(options, self)
+        negotiation = Negotiation(options, self.suite, strict=self._strict_response_validation)
         while True:
             try:
-                answer = super().request(cast_to, negotiation.options, **more)
-            except BadRequestError as error:
+                answer = super().request(cast_to, negotiation.options, **more)  # type: ignore[misc]
+            except self.suite.bad_request as error:
                 negotiation.refused(error)
             else:
                 negotiation.accepted()
                 return answer
 
 
-class AsyncNegotiatingOpenAI(AsyncOpenAI):
+class AsyncNegotiating:
     """The asynchronous variant."""
 
-    stand_ins: StandIns
-    refusals: Counter[str]
+    suite: Suite
+    _strict_response_validation: bool
 
-    async def request(self, cast_to: Any, options: Any, **more: Any) -> Any:  # type: ignore[override]
+    async def request(self, cast_to: Any, options: Any, **more: Any) -> Any:
         """Sends the request until no parameter is refused."""
-        negotiation = Negotiation(options, self)
+        negotiation = Negotiation(options, self.suite, strict=self._strict_response_validation)
         while True:
             try:
-                answer = await super().request(cast_to, negotiation.options, **more)
-            except BadRequestError as error:
+                answer = await super().request(cast_to, negotiation.options, **more)  # type: ignore[misc]
+            except self.suite.bad_request as error:
                 negotiation.refused(error)
             else:
                 negotiation.accepted()

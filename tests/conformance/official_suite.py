@@ -1,11 +1,12 @@
-"""A pytest plugin for a run of the official SDK's own tests: its fixtures, the selection of cases, and the report.
+"""A pytest plugin for a run of an official SDK's own tests: its fixtures, the selection of cases, and the report.
 
-It replaces the suite's conftest.py, which is not loaded. The report is JSON in the file that ALLM_SUITE_REPORT
-names.
+It replaces the suite's conftest.py, which is not loaded. ALLM_SUITE names the module with the SDK's clients. The report
+is JSON in the file that ALLM_SUITE_REPORT names.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -15,64 +16,62 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from negotiation import AsyncNegotiatingOpenAI, NegotiatingOpenAI
-from openai import DefaultAioHttpClient, DefaultAsyncHttpx2Client, OpenAI
-from stand_ins import StandIns
-from suite_rules import LEFT_OUT
+from negotiation import Suite
 
 _CASE = re.compile(
     r"test_(?:method|raw_response|streaming_response|path_params)_(\w+?)(?:_with_all_params)?(?:_overload_\d)?"
 )
-_SETTINGS: dict[str, Any] = {"api_key": "unused", "admin_api_key": "unused", "max_retries": 0}
 
+sdk = importlib.import_module(os.environ["ALLM_SUITE"])
 outcomes: Counter[str] = Counter()
 refusals: Counter[str] = Counter()
 left_out: Counter[str] = Counter()
 
 
-@pytest.fixture(scope="session")
-def stand_ins() -> Iterator[StandIns]:
-    """The replacements for the suite's ids."""
-    with OpenAI(base_url=os.environ["TEST_API_BASE_URL"], **_SETTINGS) as plain:
-        given = (os.environ[name] for name in ("ALLM_MODEL", "ALLM_EMBEDDER", "ALLM_SOURCE"))
-        yield StandIns(plain, *given)
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the suite's files."""
+    config.args = [f"tests/api_resources/{file}" for file in sdk.RULES.files]
 
 
 @pytest.fixture(scope="session")
-def client(request: pytest.FixtureRequest, stand_ins: StandIns) -> Iterator[OpenAI]:
+def suite() -> Iterator[Suite]:
+    """The rules, and the replacements for the suite's ids."""
+    with sdk.opened() as suite:
+        suite.refusals = refusals
+        yield suite
+
+
+@pytest.fixture(scope="session")
+def client(request: pytest.FixtureRequest, suite: Suite) -> Iterator[Any]:
     """The client of synchronous cases; the parameter sets strict validation of responses."""
-    strict = getattr(request, "param", True)
-    with NegotiatingOpenAI(
-        base_url=os.environ["TEST_API_BASE_URL"], _strict_response_validation=strict, **_SETTINGS
-    ) as found:
-        found.stand_ins, found.refusals = stand_ins, refusals
+    with sdk.Client(**_settings(getattr(request, "param", True))) as found:
+        found.suite = suite
         yield found
 
 
 @pytest.fixture(scope="session")
-async def async_client(request: pytest.FixtureRequest, stand_ins: StandIns) -> AsyncIterator[AsyncNegotiatingOpenAI]:
+async def async_client(request: pytest.FixtureRequest, suite: Suite) -> AsyncIterator[Any]:
     """The client of asynchronous cases; the parameter is `strict`, or names the HTTP library."""
     param = getattr(request, "param", True)
     options = param if isinstance(param, dict) else {"strict": param}
-    library = DefaultAioHttpClient if options.get("http_client") == "aiohttp" else DefaultAsyncHttpx2Client
-    async with AsyncNegotiatingOpenAI(
-        base_url=os.environ["TEST_API_BASE_URL"],
-        http_client=library(),
-        _strict_response_validation=options.get("strict", True),
-        **_SETTINGS,
-    ) as found:
-        found.stand_ins, found.refusals = stand_ins, refusals
+    library = sdk.HTTP_LIBRARIES[options.get("http_client", "httpx")]
+    async with sdk.AsyncClient(**_settings(options.get("strict", True)), http_client=library()) as found:
+        found.suite = suite
         yield found
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _settings(strict: bool) -> dict[str, Any]:
+    return {**sdk.SETTINGS, "base_url": os.environ["TEST_API_BASE_URL"], "_strict_response_validation": strict}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Removes the cases that the table excludes."""
     kept = []
     for item in items:
         file = item.path.as_posix().partition("api_resources/")[2]
         case = _CASE.fullmatch(getattr(item, "originalname", item.name))
         operation = case[1] if case else ""
-        if (file, operation) in LEFT_OUT:
+        if (file, operation) in sdk.RULES.left_out:
             left_out[f"{file} {operation}"] += 1
         else:
             kept.append(item)
@@ -87,6 +86,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Writes the report."""
-    report = {"outcomes": outcomes, "refusals": refusals, "left_out": left_out}
+    """Writes the report: what happened, and what the tables list."""
+    rules = sdk.RULES
+    report = {
+        "outcomes": outcomes,
+        "refusals": refusals,
+        "left_out": left_out,
+        "files": rules.files,
+        "listed_refusals": [f"{rule.route} {rule.param}" for rule in (*rules.refused, *rules.needed)],
+        "listed_left_out": [f"{file} {operation}" for file, operation in rules.left_out],
+    }
     Path(os.environ["ALLM_SUITE_REPORT"]).write_text(json.dumps(report))

@@ -1,4 +1,4 @@
-"""The exceptions to the official SDK's tests on this server: excluded cases, and refused parameters.
+"""The exceptions to an official SDK's tests on this server: excluded cases, and refused parameters.
 
 Each entry has its reason, and test_official_suite.py fails when an entry is no longer needed.
 """
@@ -11,35 +11,9 @@ from typing import Any
 
 Asked = Mapping[str, Any]  # a request's body, or its query
 
-CHAT = "chat/test_completions.py"
-MESSAGES = "chat/completions/test_messages.py"
-RESPONSES = "test_responses.py"
-FILES = (
-    "test_models.py",
-    "test_embeddings.py",
-    "test_completions.py",
-    CHAT,
-    MESSAGES,
-    RESPONSES,
-    "responses/test_input_items.py",
-    "responses/test_input_tokens.py",
-    "test_conversations.py",
-    "conversations/test_items.py",
-)
 
-_STORED_CHAT = "stored chat completions: a feature of OpenAI's platform; Responses are what is kept here"
-# (file, operation) -> reason; every case of the operation is excluded.
-LEFT_OUT: dict[tuple[str, str], str] = {
-    (CHAT, "retrieve"): _STORED_CHAT,
-    (CHAT, "update"): _STORED_CHAT,
-    (CHAT, "list"): _STORED_CHAT,
-    (CHAT, "delete"): _STORED_CHAT,
-    (MESSAGES, "list"): _STORED_CHAT,
-    (RESPONSES, "compact"): "compaction: the platform's encrypted form of a conversation",
-}
-
-
-def _always(asked: Asked) -> bool:
+def always(asked: Asked) -> bool:
+    """Applies an exception to every request that has its parameter."""
     return True
 
 
@@ -51,7 +25,7 @@ class Refusal:
     param: str  # as the caller writes it, and as the error must name it
     reason: str
     instead: Any = None  # its replacement; None: none
-    when: Callable[[Asked], bool] = _always  # true: this request, which has the parameter, is refused
+    when: Callable[[Asked], bool] = always  # true: this request, which has the parameter, is refused
 
 
 @dataclass(frozen=True)
@@ -63,62 +37,11 @@ class Need:
     value: Any
 
 
-RESPOND, CONVERSE, COMPLETE = "POST /responses", "POST /chat/completions", "POST /completions"
-COUNT, RETRIEVE, ITEMS = "POST /responses/input_tokens", "GET /responses/{id}", "GET /responses/{id}/input_items"
-EMBED, TALKED = "POST /embeddings", "GET /conversations/{id}/items"
-TOKENS = 4  # limit of an answer that the suite leaves open
+@dataclass(frozen=True)
+class Rules:
+    """What is run of a suite, and what it must expect here."""
 
-_PLATFORM = "only OpenAI's platform has it"
-_BEFORE = "the suite gives it together with `previous_response_id`, which OpenAI refuses as well"
-_VERBOSITY = "the models here know of no verbosity"
-_STREAM_ONLY = "the suite gives it without a stream, which OpenAI refuses as well"
-
-
-def _whole(asked: Asked) -> bool:
-    return not asked.get("stream")
-
-
-REFUSED = (
-    Refusal(CONVERSE, "audio", "text models speak in text"),
-    Refusal(CONVERSE, "functions", "the suite gives their successor `tools` besides"),
-    Refusal(CONVERSE, "logit_bias", "the suite's key is no token id"),
-    Refusal(CONVERSE, "max_tokens", "the suite gives `max_completion_tokens` besides, which says the same"),
-    Refusal(CONVERSE, "max_completion_tokens", "the suite asks for no tokens at all", instead=TOKENS),
-    Refusal(CONVERSE, "moderation", _PLATFORM),
-    Refusal(CONVERSE, "store", _STORED_CHAT),
-    Refusal(CONVERSE, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(CONVERSE, "verbosity", _VERBOSITY),
-    Refusal(CONVERSE, "web_search_options", _PLATFORM),
-    Refusal(COMPLETE, "best_of", "the suite asks for the best of none"),
-    Refusal(COMPLETE, "echo", "together with `logprobs`: those of a prompt are not computed"),
-    Refusal(COMPLETE, "logit_bias", "the suite's key is no token id"),
-    Refusal(COMPLETE, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(COMPLETE, "suffix", "the suite's model has no tokens for filling in"),
-    Refusal(RESPOND, "access_programs", _PLATFORM),
-    Refusal(RESPOND, "background_options", _PLATFORM),
-    Refusal(RESPOND, "context_management", _PLATFORM),
-    Refusal(RESPOND, "conversation", _BEFORE),
-    Refusal(RESPOND, "moderation", _PLATFORM),
-    Refusal(RESPOND, "prompt", _PLATFORM),
-    Refusal(RESPOND, "prompt_cache_options.comparison_response_id", _PLATFORM),
-    Refusal(RESPOND, "prompt_cache_options.prewarm", "every request is answered"),
-    Refusal(RESPOND, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(RESPOND, "text.verbosity", _VERBOSITY),
-    Refusal(RESPOND, "tools[0].async", _PLATFORM),
-    Refusal(RESPOND, "tools[0].defer_loading", _PLATFORM),
-    Refusal(COUNT, "conversation", _BEFORE),
-    Refusal(COUNT, "personality", _PLATFORM),
-    Refusal(COUNT, "text.verbosity", _VERBOSITY),
-    Refusal(COUNT, "tools[0].async", _PLATFORM),
-    Refusal(COUNT, "tools[0].defer_loading", _PLATFORM),
-    Refusal(RETRIEVE, "starting_after", _STREAM_ONLY, when=_whole),
-    Refusal(ITEMS, "limit", "the suite asks for a page of nothing"),
-    Refusal(TALKED, "limit", "the suite asks for a page of nothing"),
-)
-
-NEEDED = (
-    Need(RESPOND, "model", "{model}"),
-    Need(RESPOND, "input", "Say hello."),
-    Need(COUNT, "model", "{model}"),
-    Need(COUNT, "input", "Say hello."),
-)
+    files: tuple[str, ...]
+    left_out: Mapping[tuple[str, str], str]  # (file, operation) -> reason; every case of the operation is excluded
+    refused: tuple[Refusal, ...]
+    needed: tuple[Need, ...] = ()

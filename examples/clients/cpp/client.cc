@@ -2,7 +2,7 @@
 //
 //     make run          # or: build/client [address [model]]
 //
-// The headers below allm/ and google/rpc/ are generated from the .proto files by `make`. docs/clients.md explains each
+// The headers below allm/ and google/rpc/ are generated from the .proto files by `make`. docs/grpc-clients.md explains each
 // step.
 #include <chrono>
 #include <iostream>

@@ -2,7 +2,7 @@
 //
 //     make transcribe FILE=speech.wav     # or: build/transcribe FILE [address [model]]
 //
-// The headers below allm/ are generated from the .proto files by `make`. docs/clients.md explains it.
+// The headers below allm/ are generated from the .proto files by `make`. docs/grpc-clients.md explains it.
 #include <chrono>
 #include <cstdio>
 #include <fstream>

@@ -2,7 +2,7 @@
 //
 //	make run          # or: build/client [address [model]]
 //
-// The packages below github.com/allm/allm/gen/go are generated from the .proto files by `make`. docs/clients.md explains
+// The packages below github.com/allm/allm/gen/go are generated from the .proto files by `make`. docs/grpc-clients.md explains
 // each step.
 package main
 

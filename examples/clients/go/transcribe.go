@@ -2,7 +2,7 @@
 //
 //	make transcribe FILE=speech.wav     # or: build/transcribe FILE [address [model]]
 //
-// The package below github.com/allm/allm/gen/go is generated from the .proto files by `make`. docs/clients.md explains it.
+// The package below github.com/allm/allm/gen/go is generated from the .proto files by `make`. docs/grpc-clients.md explains it.
 package main
 
 import (

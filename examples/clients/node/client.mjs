@@ -2,7 +2,7 @@
 //
 //     npm install && node client.mjs [address [model]]
 //
-// The program creates the stubs from the .proto files when it starts. docs/clients.md explains each step.
+// The program creates the stubs from the .proto files when it starts. docs/grpc-clients.md explains each step.
 import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";

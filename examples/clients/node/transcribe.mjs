@@ -2,7 +2,7 @@
 //
 //     npm install && node transcribe.mjs FILE [address [model]]
 //
-// The program creates the stub from the .proto files when it starts. docs/clients.md explains it.
+// The program creates the stub from the .proto files when it starts. docs/grpc-clients.md explains it.
 import { createReadStream } from "node:fs";
 import { Readable } from "node:stream";
 import { pipeline } from "node:stream/promises";

@@ -2,7 +2,7 @@
 
     make run          # or: PYTHONPATH=build python client.py [address [model]]
 
-The modules below `allm` are generated from the .proto files by `make`. docs/clients.md explains each step.
+The modules below `allm` are generated from the .proto files by `make`. docs/grpc-clients.md explains each step.
 """
 
 from __future__ import annotations

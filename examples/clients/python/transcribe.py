@@ -2,7 +2,7 @@
 
     make transcribe FILE=speech.wav     # or: PYTHONPATH=build python transcribe.py FILE [address [model]]
 
-The modules below `allm` are generated from the .proto files by `make`. docs/clients.md explains it.
+The modules below `allm` are generated from the .proto files by `make`. docs/grpc-clients.md explains it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #
 #     make run          # or: ruby -Ibuild client.rb [address [model]]
 #
-# The files below build/allm are generated from the .proto files by `make`. docs/clients.md explains each step.
+# The files below build/allm are generated from the .proto files by `make`. docs/grpc-clients.md explains each step.
 
 require "json"
 require "grpc"

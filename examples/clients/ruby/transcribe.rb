@@ -4,7 +4,7 @@
 #
 #     make transcribe FILE=speech.wav     # or: ruby -Ibuild transcribe.rb FILE [address [model]]
 #
-# The files below build/allm are generated from the .proto files by `make`. docs/clients.md explains it.
+# The files below build/allm are generated from the .proto files by `make`. docs/grpc-clients.md explains it.
 
 require "grpc"
 require "allm/audio/v1/transcription_service_services_pb"

@@ -15,6 +15,7 @@ from typing import Any
 
 from services.text.engine import embedding_loop
 from services.text.engine.embedding_loop import EmbeddingLoop
+from services.text.engine.kv_cells import kept_cells
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import USUAL_BYTES, Accepted, Capability, EngineOptions, Load, Submit, ToWorker
 from services.text.engine.pairs import prepare_pairs
@@ -32,9 +33,6 @@ from services.worker.messages import EngineError, LoadingProgress, RequestRefuse
 # Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
 PREPARATION_STACK_BYTES = 512 * 1024 * 1024
 PREDICTED_CHARACTERS = 4  # of a prediction that are read, per token of the context
-# Divisor: ended requests may keep a quarter of a cache with shared cells. Every used cell of llama.cpp's unified cache
-# makes the attention of every step longer: a larger share costs running requests more than it saves later ones.
-CACHED_SHARE = 4
 
 # By capability and runtime: the module and the class that loads a model.
 RUNTIMES = {
@@ -76,8 +74,10 @@ def _load(load: Load, channel: BlockingChannel[ToWorker]) -> Serving:
 
 
 def _generating(runtime: Runtime, options: EngineOptions, inbox: Inbox, send: Callable[[object], None]) -> BatchLoop:
-    cells = runtime.ready.kv_tokens
-    cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
+    ready = runtime.ready
+    cached = (
+        kept_cells(ready.kv_tokens, ready.context_tokens, shared=runtime.shares_cells) if options.prefix_cache else 0
+    )
     costs = measured_costs(runtime, step_tokens(options)) if options.speculation == NGRAM else None
     return BatchLoop(runtime, _limits(options, cached), inbox, send, _pace(runtime, options), costs)
 

@@ -13,6 +13,7 @@ from services.text.engine.messages import EngineOptions
 DEFAULT_CONTEXT = 32_768  # maximum with `context_tokens=0`: longer contexts are opt-in
 CELLS_PER_SEQUENCE = 512  # of each concurrent request with `kv_tokens=0`
 BLOCK = 16
+CACHED_SHARE = 4  # divisor
 # Of the layout of llama.cpp's cache with a stream for each sequence, on the processor.
 STREAM_ENTRIES = 32  # streams for the prefix cache
 STREAM_CELL_BYTES = 52  # llama.cpp's record of a cell, used or not
@@ -30,6 +31,16 @@ def cache_cells(options: EngineOptions, context: int) -> int:
     """
     cells = options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences
     return min(max(cells, context), context * options.max_sequences)
+
+
+def kept_cells(cells: int, context: int, *, shared: bool) -> int:
+    """Returns the cells that ended requests may keep in a cache of `cells`. Running requests take them when needed.
+
+    Every used cell of llama.cpp's unified cache makes the attention of every step longer, so it keeps a quarter. But
+    long contexts are for conversations such as those of coding agents, which send tens of thousands of tokens with each
+    turn: they cost more to compute again than to keep.
+    """
+    return cells // CACHED_SHARE if shared and context <= DEFAULT_CONTEXT else cells
 
 
 def has_streams(options: EngineOptions, context: int, *, recurrent: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import random
 
-from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
+from services.text.engine.kv_cells import BLOCK, DEFAULT_CONTEXT, CellLedger, Holding, kept_cells
 
 
 def test_growing_and_releasing() -> None:
@@ -74,3 +74,11 @@ def test_random_histories_add_up() -> None:
         kept = {id(block) for holding in cached for block in holding.blocks} - active
         assert ledger.active == len(active) * BLOCK + sum(holding.tail for holding in running)
         assert ledger.cached == len(kept) * BLOCK
+
+
+def test_a_long_context_keeps_its_whole_prompt() -> None:
+    """A coding agent's prompt of 24,000 tokens must still be there at its next turn."""
+    assert kept_cells(DEFAULT_CONTEXT, DEFAULT_CONTEXT, shared=False) == DEFAULT_CONTEXT
+    assert kept_cells(DEFAULT_CONTEXT, DEFAULT_CONTEXT, shared=True) == DEFAULT_CONTEXT // 4
+    long = 2 * DEFAULT_CONTEXT
+    assert kept_cells(long, long, shared=True) == long

@@ -135,13 +135,16 @@ class PromptBody(SamplingBody, kw_only=True):
 
 
 class CreateBody(PromptBody, kw_only=True):
-    """The body of POST /v1/messages."""
+    """The body of POST /v1/messages. The last group of fields is declared only to be rejected."""
 
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+
+    thread: Any = None
+    compaction: Any = None
 
 
 B = TypeVar("B", bound=PromptBody)
@@ -157,6 +160,9 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
         Unsupported: a parameter or content is not supported; the error names it.
     """
     request = body.decode(raw, kind, {"messages": limits.MAX_MESSAGES})
+    if isinstance(request, CreateBody):
+        # The SDK's tool runner starts a thread, and without this refusal would send only what is new from then on.
+        refuse_others((("thread", request.thread, ()), ("compaction", request.compaction, ())))
     refuse_others((("container", request.container, ()), ("mcp_servers", request.mcp_servers, ([],))))
     tools = _tools(request.tools or ())
     choice = request.tool_choice

@@ -167,6 +167,8 @@ def test_stop_sequences_and_formats() -> None:
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "loud"}}, "thinking.type"),
         ({"container": "c"}, "container"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),

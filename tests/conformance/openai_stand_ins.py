@@ -1,4 +1,4 @@
-"""Replacements for the suite's made-up ids: real models and responses, created before they are requested."""
+"""Replacements for what the tests of OpenAI's SDK make up: real models and responses, created when they are needed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from openai import OpenAI
-from suite_rules import EMBED, TOKENS
+from openai_rules import COMPLETE, CONVERSE, EMBED, RESPOND, TOKENS
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.05
 LONG = 4000  # tokens: enough to be running still when it is cancelled
+# The parameters that limit an answer's length, for requests that leave it open.
+_LENGTHS = {
+    RESPOND: ("max_output_tokens",),
+    CONVERSE: ("max_completion_tokens", "max_tokens"),
+    COMPLETE: ("max_tokens",),
+}
 
 
 class StandIns:
@@ -40,8 +46,19 @@ class StandIns:
                 return self._background(LONG)
         return self._kept
 
-    def named(self, param: str, route: str) -> str:
-        """Returns the value of a parameter that names an object."""
+    def substitute(self, asked: dict[str, Any], route: str, *, strict: bool) -> None:
+        """Inserts real ids, a limit where the suite leaves an answer's length open, and vectors that can be checked."""
+        for name in ("model", "previous_response_id", "after"):
+            if name in asked:
+                asked[name] = self._value(name, route)
+        lengths = _LENGTHS.get(route, ())
+        if lengths and not any(name in asked for name in lengths):
+            asked[lengths[0]] = TOKENS
+        # By default the SDK requests base64 and decodes it later; its strict clients check the type before that.
+        if strict and asked.get("encoding_format") == "base64":
+            asked["encoding_format"] = "float"
+
+    def _value(self, param: str, route: str) -> str:
         if param == "model":
             return self._embedder if route == EMBED else self._model
         if param == "after" and "/conversations/" in route:
