@@ -62,7 +62,8 @@ def test_one_table_and_three_lines_to_try(stack: Stack) -> None:
         assert expected in shown
     assert "the text, audio and image services" in shown
     (page,) = [line.split()[-2] for line in shown.splitlines() if "In a browser" in line]
-    with urllib.request.urlopen(page, timeout=PATIENCE_SECONDS) as reply:
+    browser = urllib.request.Request(page, headers={"accept": "text/html"})
+    with urllib.request.urlopen(browser, timeout=PATIENCE_SECONDS) as reply:
         assert "text/html" in reply.headers["content-type"]
     curl, transcribing, drawing = [line for line in shown.splitlines() if line.startswith("curl ")]
     assert f"{stack.base_url}/chat/completions" in curl
