@@ -417,12 +417,17 @@ def test_every_rpc_says_what_scope_it_needs() -> None:
         "ModelServicer.ExplainModel",
         "ModelsFacade.ListModels",
         "ModelsFacade.GetModel",
+        "OllamaModelsFacade.GetVersion",
+        "OllamaModelsFacade.ListRunning",
+        "OllamaModelsFacade.ListTags",
+        "OllamaModelsFacade.ShowModel",
     }
     assert needed[SERVICE] == {"ModelServicer.ReportModelStatus"}
     assert needed[WATCH_KEYS] == {"KeyServicer.WatchKeys"}
     assert {name.partition(".")[0] for name in needed[ADMIN]} == {
         "ModelServicer",
         "ModelsFacade",
+        "OllamaModelsFacade",
         "KeyServicer",
         "MachineServicer",
         "ResidencyServicer",

@@ -22,6 +22,7 @@ from tests.stack import MODEL, Stack, environment
 
 SECONDS = 120.0
 CAPITAL = "What is the capital of France?"
+SHORT = ("--set", "temperature=0", "--set", "max_tokens=4")
 COMMAND = (sys.executable, "-m", "services.cli", "run")
 
 
@@ -39,17 +40,16 @@ def test_it_answers_one_prompt(stack: Stack) -> None:
 
 
 def test_what_comes_through_a_pipe_follows_the_prompt(stack: Stack) -> None:
-    limits = ("--set", "temperature=0", "--set", "max_tokens=4")
-    document = json.loads(run(stack, MODEL, "--json", *limits, piped=CAPITAL).stdout)
+    document = json.loads(run(stack, MODEL, "--json", *SHORT, piped=CAPITAL).stdout)
     choice = document["choices"][0]
     assert choice["message"]["content"] == [{"text": "The capital of France"}]
     assert choice["finish_reason"] == "length"
-    both = json.loads(run(stack, MODEL, "Be short:", "--json", *limits, piped=CAPITAL).stdout)
+    both = json.loads(run(stack, MODEL, "Be short:", "--json", *SHORT, piped=CAPITAL).stdout)
     assert both["usage"]["prompt_tokens"] > document["usage"]["prompt_tokens"]
 
 
 def test_a_system_prompt_is_used(stack: Stack) -> None:
-    given = json.loads(run(stack, MODEL, CAPITAL, "--json", "--set", "system=" + "word " * 50).stdout)
+    given = json.loads(run(stack, MODEL, CAPITAL, "--json", *SHORT, "--set", "system=" + "word " * 50).stdout)
     assert given["usage"]["prompt_tokens"] > 60
 
 

@@ -54,7 +54,7 @@ async def test_home_assistant(stack: Stack) -> None:
                 tools=[TURN_ON],
                 stream=True,
                 keep_alive=keep_alive,
-                options={"num_ctx": 8192, "num_predict": 4},
+                options={"num_ctx": 8192, "num_predict": 4, "temperature": 0},
                 think=think,
                 format=None,
             )
