@@ -116,7 +116,7 @@ def test_open_webui_finds_models(stack: Stack, webui: OpenWebUi) -> None:
 
 
 def test_open_webui_chats_embeds_and_unloads(webui: OpenWebUi) -> None:
-    options = {"temperature": 0.8, "num_ctx": 2048, "num_predict": 4, "mirostat": 0, "stop": ["</s>"], "num_thread": 2}
+    options = {"temperature": 0, "num_ctx": 2048, "num_predict": 4, "mirostat": 0, "stop": ["</s>"], "num_thread": 2}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi", "images": []}]
     asked = {"model": TAGGED, "messages": messages, "options": options, "stream": True, "keep_alive": "5m"}
     status, kind, data = webui.send("POST", "/api/chat", asked)
