@@ -23,6 +23,7 @@ from services.cli.models.options import (
     Base,
     ContextTokens,
     Dtype,
+    FoundFormat,
     Guidance,
     Json,
     KvTokens,
@@ -30,6 +31,7 @@ from services.cli.models.options import (
     Loras,
     MaxSequences,
     ModelId,
+    Names,
     PipelineParallel,
     Runtime,
     Speculation,
@@ -59,21 +61,13 @@ Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest 
 Alias = Annotated[
     list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name of the model; repeatable.")
 ]
-SHORT_SOURCE = "its source: `org/name[@revision][:quantization]`, the address of a page of the hub, or a path."
 Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this machine."
 
 
 @models_app.command()
 def add(
-    names: Annotated[
-        list[str], typer.Argument(metavar="[ID] SOURCE", help=f"The name that requests use, and {SHORT_SOURCE}")
-    ],
-    format: Annotated[
-        Format | None,
-        typer.Option(
-            case_sensitive=False, help="The format of its files; default: what they are. It is never changed."
-        ),
-    ] = None,
+    names: Names,
+    format: FoundFormat = None,
     alias: Alias = None,
     modality: Annotated[Modality | None, typer.Option(help="Default: the modality of the format.")] = None,
     base: Base = "",

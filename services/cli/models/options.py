@@ -11,8 +11,21 @@ import typer
 from allm.models.v1 import model_pb2
 
 from services.cli.problem import Problem
+from services.models.descriptor import Format
 from services.settings.modality_settings import DTYPES, SPECULATIONS
 
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[ID] SOURCE",
+        help="The name that requests use, and `org/name[@revision][:quantization]`, the address of a page of the hub, "
+        "or a path.",
+    ),
+]
+FoundFormat = Annotated[
+    Format | None,
+    typer.Option(case_sensitive=False, help="The format of its files; default: what they are. It never changes."),
+]
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
 Address = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
