@@ -21,13 +21,15 @@ def official_client(channel: grpc.aio.Channel) -> AsyncOpenAI:
 
     async def handle(request: httpx2.Request) -> httpx2.Response:
         sent = _messages(await request.aread(), request.headers["content-type"])
-        answers = aiter(getattr(stub, PATHS[request.url.path])(sent))
+        call = getattr(stub, PATHS[request.url.path])(sent)
+        answers = aiter(call)
         try:
             first = await anext(answers)
         except grpc.aio.AioRpcError as error:
             return _failed(error)
-        content = _content(first, answers)
-        return httpx2.Response(200, headers={"content-type": first.content_type}, content=content)
+        headers = {name: str(value) for name, value in await call.initial_metadata()}
+        headers["content-type"] = first.content_type
+        return httpx2.Response(200, headers=headers, content=_content(first, answers))
 
     transport = httpx2.MockTransport(handle)
     return AsyncOpenAI(

@@ -22,6 +22,7 @@ from services.audio.transcription import Event
 from services.errors import InvalidRequest
 from services.rest.openai import multipart
 from services.rest.openai.body import PIECE_BYTES
+from services.rpc.call import IGNORED_HEADER, Call
 from tests.audio.api.official_client import official_client
 from tests.audio.api.scripted_transcriptions import (
     LIMIT_BYTES,
@@ -382,8 +383,27 @@ async def test_refusals_name_the_parameter(client: AsyncOpenAI, core: ScriptedTr
             assert not core.requests
 
 
-async def test_unknown_parameters_are_ignored(client: AsyncOpenAI) -> None:
-    await client.audio.transcriptions.create(file=FILE, model=MODEL, extra_body={"hotwords": "allm", "x": {"y": 1}})
+@TRANSLATIONS
+async def test_unknown_parameters_are_named_or_refused(
+    client: AsyncOpenAI, core: ScriptedTranscriptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty ones are accepted."""
+    for calls in (client.audio.transcriptions, client.audio.translations):
+        given: dict[str, Any] = {"file": FILE, "model": MODEL}
+        unknown = {"hotwords": "allm", "x": {"y": 1}, "empty": ""}
+        with case(calls=type(calls).__name__):
+            create = calls.with_raw_response.create
+            assert (await create(**given, extra_body=unknown)).headers[IGNORED_HEADER] == "hotwords, x[y]"
+            assert IGNORED_HEADER not in (await create(**given, extra_body={"empty": ""})).headers
+            answered = len(core.requests)
+            with monkeypatch.context() as patch:
+                patch.setattr(Call, "unknown_refused", True)
+                with pytest.raises(openai.BadRequestError, match="Unknown parameter: 'hotwords'") as caught:
+                    await create(**given, extra_body=unknown)
+                assert caught.value.param == "hotwords"
+                assert len(core.requests) == answered
+                await create(**given, extra_body={"empty": ""})
+                assert len(core.requests) == answered + 1
 
 
 async def test_an_unknown_model(client: AsyncOpenAI) -> None:

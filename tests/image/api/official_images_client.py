@@ -28,18 +28,20 @@ def http_client(channel: grpc.aio.Channel) -> httpx2.AsyncClient:
     async def handle(request: httpx2.Request) -> httpx2.Response:
         path, data = request.url.path, await request.aread()
         if path.startswith(FILES):
-            answers = aiter(stub.GetImageFile(image_service_pb2.GetImageFileRequest(name=path.removeprefix(FILES))))
+            call = stub.GetImageFile(image_service_pb2.GetImageFileRequest(name=path.removeprefix(FILES)))
         elif path in FORMS:
-            answers = aiter(getattr(stub, FORMS[path])(_messages(data, request.headers["content-type"])))
+            call = getattr(stub, FORMS[path])(_messages(data, request.headers["content-type"]))
         else:
             body = httpbody_pb2.HttpBody(content_type=request.headers["content-type"], data=data)
-            answers = aiter(stub.CreateImage(body))
+            call = stub.CreateImage(body)
+        answers = aiter(call)
         try:
             first = await anext(answers)
         except grpc.aio.AioRpcError as error:
             return _failed(error)
-        content = _content(first, answers)
-        return httpx2.Response(200, headers={"content-type": first.content_type}, content=content)
+        headers = {name: str(value) for name, value in await call.initial_metadata()}
+        headers["content-type"] = first.content_type
+        return httpx2.Response(200, headers=headers, content=_content(first, answers))
 
     return httpx2.AsyncClient(transport=httpx2.MockTransport(handle))
 

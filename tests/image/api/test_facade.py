@@ -21,6 +21,7 @@ from services.errors import InvalidRequest, Overloaded
 from services.image.images import Event, PictureFile
 from services.image.parameters import OutputFormat
 from services.rest.openai.body import json_body
+from services.rpc.call import IGNORED_HEADER, Call
 from tests.case import case
 from tests.image.api.images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, content, served
 from tests.image.api.official_images_client import http_client, official_client
@@ -278,6 +279,28 @@ async def test_a_wrong_form_is_refused_by_name(
     assert caught.value.param == param
     assert says in caught.value.message
     assert core.requests == []
+
+
+@variations
+async def test_unknown_parts_of_a_form_are_named_or_refused(
+    client: AsyncOpenAI, core: ScriptedImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fields, also of an array, and files; empty ones are accepted."""
+    images, unknown = client.images.with_raw_response, {"hotwords": "allm", "x": ["y", "z"], "empty": ""}
+    for create, known in ((images.edit, {"prompt": "x"}), (images.create_variation, {})):
+        given: dict[str, Any] = {"image": IMAGE, "model": MODEL, **known}
+        with case(create=create.__name__):
+            assert (await create(**given, extra_body=unknown)).headers[IGNORED_HEADER] == "hotwords, x[]"
+            assert IGNORED_HEADER not in (await create(**given, extra_body={"empty": ""})).headers
+            answered = len(core.requests)
+            with monkeypatch.context() as patch:
+                patch.setattr(Call, "unknown_refused", True)
+                with pytest.raises(openai.BadRequestError, match="Unknown parameter: 'hotwords'") as caught:
+                    await create(**given, extra_body=unknown)
+                assert caught.value.param == "hotwords"
+                assert len(core.requests) == answered
+                await create(**given, extra_body={"empty": ""})
+                assert len(core.requests) == answered + 1
 
 
 @variations
