@@ -51,7 +51,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
                 form = await read_upload(messages, upload)
                 fields = FormFields(form.fields)
                 wanted = read(fields)
-                call.ignore_unknown(fields.unread())
+                call.ignore_unknown([*fields.unread(), *form.discarded])
                 await self._answer(*wanted, upload, call)
 
     async def _answer(self, answer: Answer, wanted: TranscriptionRequest, upload: Upload, call: Call) -> None:

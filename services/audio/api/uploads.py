@@ -11,7 +11,7 @@ from google.api import httpbody_pb2
 
 from services.audio.sound.source import Upload
 from services.errors import InvalidRequest, Timeout
-from services.rest.openai.multipart import FilePart, Form, Sink, read_form
+from services.rest.openai.multipart import DISCARD, FilePart, Form, Sink, read_form
 from services.rpc.shares import Shares
 
 UPLOAD_SECONDS = 3600.0  # limit for the arrival of a file
@@ -57,7 +57,7 @@ async def read_upload(messages: AsyncIterator[httpbody_pb2.HttpBody], upload: Up
     def open_file(part: FilePart) -> Sink | None:
         nonlocal taken
         if part.name != FILE:
-            return None
+            return DISCARD if part.file_name else None
         if taken:
             raise InvalidRequest(f"'{FILE}' is given twice; one file is allowed.", param=FILE)
         taken = True

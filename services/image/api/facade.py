@@ -33,7 +33,7 @@ from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body, send_body, undeclared
-from services.rest.openai.multipart import FilePart, Form, FormFields, Sink, discarding_rest, read_form
+from services.rest.openai.multipart import DISCARD, FilePart, Form, FormFields, Sink, discarding_rest, read_form
 from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.rpc.shares import Share, Shares
@@ -90,7 +90,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
                 form = await upload.read(messages)
                 fields = FormFields(form.fields)
                 wanted = read(fields, upload.file(IMAGE), upload.file(MASK))
-                call.ignore_unknown([*fields.unread(), *(part.name for part in form.files if part.name not in NAMES)])
+                call.ignore_unknown([*fields.unread(), *form.discarded])
                 await self._answer(*wanted, call)
 
     async def _answer(self, answer: Answer, wanted: ImageRequest, call: Call) -> None:
@@ -203,26 +203,19 @@ class Uploaded:
         self.files.clear()
 
     def _open_file(self, part: FilePart) -> Sink | None:
-        if not part.file_name and not part.content_type:
-            return None  # a field
         name = NAMES.get(part.name)
+        if not part.file_name and not (name and part.content_type):  # some clients send a content type with each field
+            return None
         if name is None:
             if part.name == "markup":
                 raise Unsupported("'markup' is not supported by this server.", param="markup")
-            return _Nowhere()
+            return DISCARD
         if name in self.files:
             if name == IMAGE:
                 raise Unsupported("Several images are not supported: only one can be edited.", param=IMAGE)
             raise InvalidRequest(f"'{name}' is given twice; one file is allowed.", param=name)
         self.files[name] = bytearray()
         return _Memory(self.files[name], self.limit_bytes, name, self.share)
-
-
-class _Nowhere:
-    """A sink that discards an unknown file."""
-
-    def write(self, _: bytes, /) -> None:
-        """Discards the bytes."""
 
 
 class _Memory:

@@ -58,6 +58,12 @@ class FilePart:
     content_type: str
 
 
+class _Discard:
+    def write(self, _: bytes, /) -> None:
+        """Discards the bytes."""
+
+
+DISCARD = _Discard()  # for files of unknown names
 # Returns the destination of a part; None: it is a field.
 OpenFile = Callable[[FilePart], Sink | None]
 
@@ -67,7 +73,7 @@ class Form:
     """A complete form."""
 
     fields: list[tuple[str, str]] = field(default_factory=list)  # name and value, in order, including repeated ones
-    files: list[FilePart] = field(default_factory=list)
+    discarded: list[str] = field(default_factory=list)  # the names of the parts that were discarded
 
 
 @asynccontextmanager
@@ -214,8 +220,8 @@ class _FormReader:
         file_name = options.get(b"filename", b"").decode(errors="replace")[:MAX_FILE_NAME]
         part = FilePart(self._name, file_name, self._headers.get("content-type", "").strip())
         self._sink = self._open_file(part)
-        if self._sink is not None:
-            self._form.files.append(part)
+        if self._sink is DISCARD:
+            self._form.discarded.append(part.name)
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._sink is not None:

@@ -406,6 +406,13 @@ async def test_unknown_parameters_are_named_or_refused(
                 assert len(core.requests) == answered + 1
 
 
+async def test_a_file_of_an_unknown_name_is_ignored(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
+    files = [("file", FILE), ("hint", ("hint.bin", b"\xff" * 100_000)), ("model", (None, MODEL, "text/plain"))]
+    form = {"headers": {"Content-Type": "multipart/form-data"}}
+    answer = await client.post("/audio/transcriptions", cast_to=dict[str, Any], files=files, options=form)
+    assert (answer["text"], core.sounds) == (TEXT, [SOUND])
+
+
 async def test_an_unknown_model(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await client.audio.transcriptions.create(file=FILE, model="whisper-17")

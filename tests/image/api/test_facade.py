@@ -303,6 +303,16 @@ async def test_unknown_parts_of_a_form_are_named_or_refused(
                 assert len(core.requests) == answered + 1
 
 
+async def test_every_part_of_a_form_may_have_a_content_type(client: AsyncOpenAI, core: ScriptedImages) -> None:
+    """HttpClient of .NET sends one with each field."""
+    files = [("image", IMAGE), ("hint", ("hint.bin", b"\xff")), ("mask", (None, MASK[1], MASK[2]))]
+    files += [("prompt", (None, "a hat", "text/plain")), ("model", (None, MODEL, "text/plain"))]
+    form = {"headers": {"Content-Type": "multipart/form-data"}}
+    await client.post("/images/edits", cast_to=dict[str, Any], files=files, options=form)
+    (request,) = core.requests
+    assert (request.prompt, request.image, request.mask) == ("a hat", IMAGE[1], MASK[1])
+
+
 @variations
 async def test_a_file_over_the_limit_is_refused_with_it(client: AsyncOpenAI) -> None:
     large = ("image.png", bytes(LIMIT_BYTES + 1), "image/png")

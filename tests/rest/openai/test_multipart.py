@@ -15,7 +15,7 @@ from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, RequestTooLarge
 from services.rest.openai import multipart
-from services.rest.openai.multipart import FilePart, Form, FormFields, discarding_rest, read_form
+from services.rest.openai.multipart import DISCARD, FilePart, Form, FormFields, discarding_rest, read_form
 from tests.case import case
 
 BOUNDARY = "a-boundary"
@@ -83,7 +83,6 @@ async def test_fields_and_file_in_any_order() -> None:
     file = part("file", b"\x00\xffsound", file_name="speech.mp3", headers=["Content-Type: audio/mpeg"])
     found, content = await read(form(before, file, after))
     assert found.fields == [("model", "whisper"), ("prompt", "Zürich")]
-    assert found.files == [FilePart("file", "speech.mp3", "audio/mpeg")]
     assert content == b"\x00\xffsound"
 
 
@@ -226,9 +225,17 @@ async def test_a_field_that_is_no_text_is_refused() -> None:
     assert (error.message, error.param) == ("'prompt' is not valid UTF-8.", "prompt")
 
 
-async def test_names_of_files_are_kept_short() -> None:
-    found, _ = await read(form(part("file", b"x", file_name="n" * 1000)))
-    assert found.files[0].file_name == "n" * 255
+async def test_the_headers_of_a_part_are_told_and_names_of_files_kept_short() -> None:
+    parts: list[FilePart] = []
+    given = part("file", b"x", file_name="n" * 1000, headers=["Content-Type: audio/mpeg"])
+    await read_form(in_pieces([form(given)]), parts.append)
+    assert parts == [FilePart("file", "n" * 255, "audio/mpeg")]
+
+
+async def test_the_names_of_discarded_files_are_kept() -> None:
+    data = form(part("other", b"\xff" * 100_000, file_name="x"), part("model", b"m"))
+    found = await read_form(in_pieces([data]), lambda part: DISCARD if part.file_name else None)
+    assert (found.fields, found.discarded) == ([("model", "m")], ["other"])
 
 
 async def test_boundaries_within_a_part_are_not_gone_through_for_long() -> None:
