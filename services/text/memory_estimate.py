@@ -1,22 +1,26 @@
 """The memory estimate of a text model before it is loaded, from the headers of its files and the settings.
 
     llama_cpp, chat      weights + cells x cell bytes + sequences x state bytes + compute
-                         compute = 512 x cells x 6 (masks of a graph) + 512 x 4 x (8 width + 3 inner) + 256 x vocabulary
+                         compute = 512 x cells x 6 (masks of a graph) + 512 x 4 x (8 width + 3 inner)
+                         + 256 x vocabulary + 5 x scored x vocabulary
     the same, CPU        + streams x (context x 52 + 16 x cell bytes + layers x 8 KiB) for the cache: records, and freed
                          cells and parts of pages that stay; in compute context in place of cells
     llama_cpp, encoder   weights + batch x 4 x (8 width + 3 inner) + 256 x vocabulary
     torch, chat, CPU     weights as mapped + a second copy without the embedding (joined or converted layers)
                          + pages x cell bytes + states + compute
-                         compute = batch x dtype x (10 width + 3 inner) + 12 x sequences x vocabulary + 800 x vocabulary
-                         + 32 MiB (allocator, kernels)
-    vllm, chat           as torch, chat, with vLLM's page size, + 128 MiB if it compiles the model
+                         compute = batch x dtype x (10 width + 3 inner)
+                         + (the larger of 12 x sequences and 2 x scored, + scored x dtype) x vocabulary
+                         + 800 x vocabulary + 32 MiB (allocator, kernels)
+    vllm, chat           as torch, chat, with vLLM's page size, and of scored prompts the larger of 12 x sequences and
+                         4 x its own number of scored tokens, + 128 MiB if it compiles the model
     torch, gpt-oss, GPU  as torch, chat, with the packed size of the weights where the GPU computes with it
     torch, encoder       weights as mapped; in bfloat16 on the CPU + a second copy without the embedding, as for chat
                          + batch x dtype x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
-`batch` is the number of tokens per step (services/text/engine/token_budget.py), `cells` the KV cells of all requests
-(services/text/engine/kv_cells.py), `cell bytes` the size of a token's keys and values in all layers; `width` and
-`inner` are the hidden and the feed-forward size. The factors of compute are fitted to the peaks of the demo models,
+`batch` is the number of tokens per step and `scored` the most prompt tokens in it whose logprobs are asked for
+(services/text/engine/token_budget.py), `cells` the KV cells of all requests (services/text/engine/kv_cells.py), `cell
+bytes` the size of a token's keys and values in all layers; `width` and `inner` are the hidden and the feed-forward
+size. The factors of compute are fitted to the peaks of the demo models,
 minus a worker that has only imported its runtime. That worker is `worker`, and its renderer process is `templates`.
 On a GPU, weights, cache and compute are in GPU memory and the processes in host memory. tests/memory checks the
 estimates against real workers.
@@ -51,8 +55,8 @@ from services.text.engine.kv_cells import (
 )
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
-from services.text.engine.runtimes.vllm.arguments import cache_blocks
-from services.text.engine.token_budget import step_tokens
+from services.text.engine.runtimes.vllm.arguments import MOST_SCORED_TOKENS, cache_blocks
+from services.text.engine.token_budget import MOST_SCORED, step_tokens
 from services.worker.processor import has_bfloat16
 
 log = logging.getLogger(__name__)
@@ -125,7 +129,11 @@ class TextMemoryEstimate:
             compiling = _COMPILER if options.compiled else 0
         kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
         copies = max(0, weights - shape.embedding * wanted) if not runtime.gpu else 0
-        sampled = 12 * options.max_sequences * shape.vocabulary
+        if runtime.name == "vllm":
+            row = max(12 * options.max_sequences, 8 * MOST_SCORED_TOKENS // 2)
+        else:
+            row = max(12 * options.max_sequences, 2 * MOST_SCORED) + MOST_SCORED * wanted
+        sampled = row * shape.vocabulary
         compute = step_tokens(options) * wanted * (10 * shape.width + 3 * shape.inner) + sampled
         return {
             "weights": weights + copies,
@@ -210,7 +218,7 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
     return {
         "weights": descriptor.size,
         "cache": cells * shape.cell_bytes + records + (options.max_sequences + kept) * shape.state_bytes,
-        "compute": _MICRO_BATCH * (6 * seen + layer) + 256 * shape.vocabulary,
+        "compute": _MICRO_BATCH * (6 * seen + layer) + (256 + 5 * MOST_SCORED) * shape.vocabulary,
     }
 
 

@@ -149,6 +149,30 @@ def test_experts_are_reckoned_expanded_where_they_do_not_stay_packed(gpt_oss: Mo
         assert found > UNPACKED
 
 
+@pytest.mark.parametrize(
+    ("name", "environ", "row"),
+    [
+        ("torch", {}, 64 * 2 + 12 * 32),
+        ("torch", {"ALLM_MAX_SEQUENCES": "1"}, 64 * 2 + 8 * 16),
+        ("torch", {"ALLM_MAX_SEQUENCES": "1", "ALLM_DTYPE": "float32"}, 64 * 4 + 8 * 16),
+        ("vllm", {"ALLM_MAX_SEQUENCES": "1"}, 64 * 8),
+        ("vllm", {"ALLM_MAX_SEQUENCES": "64"}, 12 * 64),
+    ],
+)
+def test_the_rows_of_a_scored_prompt_are_reckoned(
+    gpt_oss: ModelDescriptor, name: str, environ: dict[str, str], row: int
+) -> None:
+    """A step scores 64 tokens of a prompt: torch keeps their logits, and in float32 copies of 8 rows."""
+    settings = load_settings(environ).text
+    estimate = TextMemoryEstimate(settings, TextManager(settings).options)
+
+    def compute(vocabulary: int) -> int:
+        (gpt_oss.primary / "config.json").write_text(json.dumps({**PUBLISHED, "vocab_size": vocabulary}))
+        return estimate(gpt_oss, next(one for one in RUNTIMES if one.name == name)).parts["compute"]
+
+    assert compute(200_000) - compute(100_000) == (row + 800) * 100_000
+
+
 def shape(folder: Path, **config: object) -> ConfigShape:
     (folder / "config.json").write_text(json.dumps(config))
     return ConfigShape(folder)

@@ -23,6 +23,7 @@ from services.text.engine.constraint import Constraint
 from services.text.engine.sampling import SamplingParams
 
 CANDIDATES = 512
+SCORED_AT_ONCE = 8  # rows of a scored prompt: each takes some copies in float32
 _BLOCK = 256  # tokens whose weights are summed together
 LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 
@@ -112,10 +113,12 @@ class BatchSampler:
 
     def score(self, logits: Tensor, tokens: Sequence[int], count: int) -> list[Chosen]:
         """Returns the logprobs of given tokens and of the `count` likeliest, by the first rows of `logits`."""
-        wanted = torch.tensor(tokens, dtype=torch.long, device=logits.device)
-        raw = logits[: len(wanted)].float()
-        rows = _result(raw, wanted, torch.zeros_like(wanted), list(range(len(wanted))), count).tolist()
-        return [_chosen(row, count) for row in rows]
+        wanted, parts = torch.tensor(tokens, dtype=torch.long, device=logits.device), []
+        for first in range(0, len(wanted), SCORED_AT_ONCE):
+            some = wanted[first : first + SCORED_AT_ONCE]
+            raw = logits[first : first + len(some)].float()
+            parts.append(_result(raw, some, torch.zeros_like(some), list(range(len(some))), count))
+        return [_chosen(row, count) for row in torch.cat(parts).tolist()]
 
     def _adjust(self, scores: Tensor, samplers: Sequence[Sampler], masks: Tensor | None) -> Tensor:
         """Applies masks, biases and penalties in place."""

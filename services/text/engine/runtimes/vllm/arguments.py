@@ -10,6 +10,8 @@ from services.text.engine.token_budget import step_tokens
 
 CPU_BLOCK = 32  # cells of a block: smaller blocks are slower on a CPU, larger ones share fewer prefixes
 GPU_BLOCK = 16
+# Of a step while a prompt is scored: each token needs a row of logits and one of logprobs. One prompt gets half.
+MOST_SCORED_TOKENS = 128
 GPU_SHARE = 0.01  # of a GPU's memory that must be free for vLLM to start
 
 

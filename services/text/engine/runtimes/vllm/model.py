@@ -28,7 +28,7 @@ from services.text.engine.runtimes.torch.vocabulary import (
     end_tokens,
     read_json,
 )
-from services.text.engine.runtimes.vllm.arguments import eager, engine_arguments
+from services.text.engine.runtimes.vllm.arguments import MOST_SCORED_TOKENS, eager, engine_arguments
 from services.text.engine.runtimes.vllm.core import ConstraintGrammar, Core, CoreRequest, CoreStep, configured
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
@@ -40,7 +40,6 @@ LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 # The text around the reason in errors of vLLM's configuration.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
 _MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
-MOST_SCORED_TOKENS = 256  # of a step while a prompt is scored: each of its tokens needs a row of logits, or several
 MOST_BIASES = 1024  # tokens that vLLM's sampler has room for
 
 

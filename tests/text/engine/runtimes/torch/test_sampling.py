@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -206,3 +207,28 @@ def test_impossible_logprobs_are_finite() -> None:
     row[0, 5] = 0.0
     (reported,) = batch().sample(row, [request(temperature=0, logprobs=2)])
     assert reported.top == [(5, 0.0), (reported.top[1][0], sampling.LOWEST_LOGPROB)]
+
+
+def test_a_scored_prompt_takes_copies_of_few_rows_at_a_time() -> None:
+    """The memory estimate reckons with the logits and an eighth of them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            made = result if isinstance(result, tuple | list) else [result]
+            known = {each.data_ptr() for each in args if isinstance(each, torch.Tensor)}
+            sizes.extend(each.nbytes for each in made if torch.is_tensor(each) and each.data_ptr() not in known)
+            return result
+
+    rows = logits(60).bfloat16()
+    tokens = [(7 * at) % VOCABULARY for at in range(59)]  # the last row is for the next token
+    with Sizes():
+        found = batch().score(rows, tokens, 3)
+    assert max(sizes) == sampling.SCORED_AT_ONCE * VOCABULARY * 4, "float32"
+    expected = rows.float().log_softmax(-1)
+    assert [each.token for each in found] == tokens
+    assert [each.logprob for each in found] == pytest.approx(expected[range(59), tokens].tolist(), abs=1e-5)
+    assert [[token for token, _ in each.top] for each in found] == expected[:59].topk(3).indices.tolist()
