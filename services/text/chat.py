@@ -111,6 +111,7 @@ class Chat:
                         request.logprobs,
                         request.cache_key,
                         prediction=request.prediction,
+                        room_required=request.room_required,
                     )
                 )
                 parser = model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)

@@ -92,6 +92,7 @@ class ChatRequest:
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     reasoning_effort: ReasoningEffort = ""  # empty: the model's default
     effort_required: bool = True  # whether a model that has not this effort is refused; otherwise it uses its nearest
+    room_required: bool = True  # whether max_tokens must fit into the context; otherwise the answer ends with it
     prediction: str = ""  # the answer that the caller expects, which may make it faster; empty: none
     cache_key: str = ""  # the caller's name for the session, so that its prefix stays in the cache; empty: none
     # By tool: the schema of its arguments as a grammar has it, empty without a grammar. None: the request's schemas are

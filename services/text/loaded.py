@@ -219,13 +219,14 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         prediction: str = "",
         *,
         scored: bool = False,
+        room_required: bool = True,
     ) -> AsyncIterator[Answer]:
         """Runs a request while the block runs; leaving it early cancels the request.
 
         `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
         each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached;
-        `suffix` is the text after the gap that the answer fills;
-        `prediction` is the answer that the caller expects; `scored`: `logprobs` is for the prompt's tokens, too.
+        `suffix` is the text after the gap that the answer fills; `prediction` is the answer that the caller expects;
+        `scored`: `logprobs` is for the prompt's tokens, too; `room_required`: `max_tokens` must fit into the context.
 
         Raises:
             Overloaded: the queue is full.
@@ -252,6 +253,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 suffix=suffix,
                 prediction=prediction,
                 scored=scored,
+                room_required=room_required,
             )
 
         with self._open(answer, submit):

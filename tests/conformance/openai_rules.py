@@ -60,7 +60,7 @@ _REFUSED = (
     Refusal(COMPLETE, "echo", "together with `logprobs`: those of a prompt are not computed"),
     Refusal(COMPLETE, "logit_bias", "the suite's key is no token id"),
     Refusal(COMPLETE, "stream_options", _STREAM_ONLY, when=_whole),
-    Refusal(COMPLETE, "suffix", "the suite's model has no tokens for filling in"),
+    Refusal(COMPLETE, "suffix", "the suite's model has no fill-in-the-middle tokens"),
     Refusal(RESPOND, "access_programs", _PLATFORM),
     Refusal(RESPOND, "background_options", _PLATFORM),
     Refusal(RESPOND, "context_management", _PLATFORM),

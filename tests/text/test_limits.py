@@ -54,7 +54,6 @@ BOUNDS = [
     ("stop", ((), ("x",), ("x" * MAX_STOP_LENGTH,) * MAX_STOPS)),
     ("logit_bias", ((), ((0, -100), (MAX_TOKEN_ID, 100)), tuple((at, 0) for at in range(MAX_BIASES)))),
     ("ignore_eos", (False, True)),
-    ("room_required", (False, True)),
     ("min_tokens", (0, 1, MAX_TOKENS)),
     ("stop_token_ids", ((), (0, MAX_TOKEN_ID), (7,) * MAX_STOP_TOKENS)),
 ]

@@ -57,6 +57,7 @@ class CompletionRequest:
     logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     suffix: str = ""  # the text after the gap that the answer fills; empty: the answer continues the prompt
     scored: bool = False  # whether `logprobs` is also for the tokens of the prompts
+    room_required: bool = True  # whether max_tokens must fit into the context; otherwise the answer ends with it
     prompt_only: bool = False  # whether nothing follows the prompts
     output: OutputFormat = FREE_TEXT
 
@@ -84,7 +85,7 @@ class Completions:
         grammar = await self._chat.output_grammar(request.output)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             if request.suffix and model.ready.infill is None:
-                message = f"'suffix' is not possible: the model `{stored.id}` has no tokens for filling in."
+                message = f"The model `{stored.id}` has no fill-in-the-middle tokens, which 'suffix' needs."
                 raise Unsupported(message, param="suffix")
             choices = []
             for prompt in request.prompts:
@@ -98,6 +99,7 @@ class Completions:
                             logprobs=request.logprobs,
                             suffix=request.suffix,
                             scored=request.scored,
+                            room_required=request.room_required,
                         )
                     )
                     choices.append(Choice(answer, parser=None, prompt_only=request.prompt_only))
@@ -187,7 +189,8 @@ def _prompts(prompt: str | list[str | int | list[int]] | None) -> tuple[Prompt, 
     if prompt and all(isinstance(token, int) for token in prompt):
         return ([token for token in prompt if isinstance(token, int)],)
     if not prompt or any(isinstance(part, int) or not part for part in prompt):
-        raise InvalidRequest("'prompt' must be a text, tokens, or a list of either; none empty.", param="prompt")
+        message = "'prompt' must be a string, an array of strings, of tokens or of token arrays, and none may be empty."
+        raise InvalidRequest(message, param="prompt")
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"'prompt' has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed.", param="prompt")
     return tuple(part for part in prompt if not isinstance(part, int))

@@ -209,7 +209,7 @@ def _text(runtime: Runtime, tokens: list[int]) -> str:
 
 def _refusal(submit: Submit, prompt: int, context: int) -> RequestRefused | None:
     """Returns the refusal of a prompt that does not fit, with the numbers, or None if it fits."""
-    wanted = (submit.sampling.max_tokens or 0) if submit.sampling.room_required else 0
+    wanted = (submit.sampling.max_tokens or 0) if submit.room_required else 0
     code, param = "CONTEXT_LENGTH_EXCEEDED", "messages"
     if not prompt:
         code, message = "INVALID_REQUEST", "the prompt is empty"

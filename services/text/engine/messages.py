@@ -66,6 +66,8 @@ class Submit:
     suffix: str = ""  # the text after a gap that the answer fills; empty: the answer continues the prompt
     prediction: str = ""  # the answer that the caller expects, which may make it faster; empty: none
     scored: bool = False  # whether `logprobs`, which is then no None, is also for the tokens of the prompt
+    # Whether a prompt that leaves no room for max_tokens is refused; otherwise the answer ends with the context.
+    room_required: bool = True
 
 
 @dataclass(frozen=True, slots=True)

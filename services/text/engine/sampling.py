@@ -26,8 +26,6 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     stop: tuple[str, ...] = ()  # texts that end the answer
     max_tokens: int | None = None  # None: up to the end of the context
-    # Whether a prompt that leaves no room for max_tokens is refused; otherwise the answer ends with the context.
-    room_required: bool = True
     ignore_eos: bool = False  # continue past the end-of-turn token
     min_tokens: int = 0  # so many tokens come before the turn's end, a stop token, or a stop text that counts
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer and are not part of it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +52,7 @@ def of_responses(**given: Any) -> SamplingParams:
 
 def of_messages(**given: Any) -> SamplingParams:
     asked = body(messages=[{"role": "user", "content": "hello"}], max_tokens=5, **given)
-    sampling = anthropic_request.read_request(asked, anthropic_request.CreateBody)[1].sampling
-    assert not sampling.room_required
-    return dataclasses.replace(sampling, room_required=True)
+    return anthropic_request.read_request(asked, anthropic_request.CreateBody)[1].sampling
 
 
 Read = Callable[..., SamplingParams]

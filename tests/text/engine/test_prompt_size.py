@@ -51,7 +51,7 @@ def test_oversized_load_is_refused_with_the_numbers() -> None:
 def test_a_prompt_without_room_for_the_wanted_tokens() -> None:
     for required in (True, False):
         runtime, sent = Long(), []
-        wanted = SamplingParams(max_tokens=CONTEXT, room_required=required)
-        sequence = prepared(_prepare(runtime, Submit(1, "a", "x" * 20, wanted), sent.append))
+        asked = Submit(1, "a", "x" * 20, SamplingParams(max_tokens=CONTEXT), room_required=required)
+        sequence = prepared(_prepare(runtime, asked, sent.append))
         assert (sequence is None) == required
         assert isinstance(sent[0], RequestRefused if required else Accepted)

@@ -177,6 +177,7 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
         output=OutputFormat(kind="json_schema", schema=config.format.schema) if config.format else OutputFormat(),
         reasoning_effort=_effort(request.thinking, config.effort),
         effort_required=False,
+        room_required=False,  # clients ask for the most that they ever want
     )
     names = _parameter_names(request)
     with body.called(names):
@@ -185,10 +186,9 @@ def read_request(raw: httpbody_pb2.HttpBody, kind: type[B]) -> tuple[B, ChatRequ
 
 
 def _sampling(request: PromptBody) -> SamplingParams:
-    """Returns the sampling parameters. An answer may end with the context: clients ask for the most they ever want."""
     if not isinstance(request, CreateBody):
         return sampling_of(request, None)
-    sampling = dataclasses.replace(sampling_of(request, request.max_tokens), room_required=False)
+    sampling = sampling_of(request, request.max_tokens)
     return dataclasses.replace(sampling, stop=tuple(request.stop_sequences)) if request.stop_sequences else sampling
 
 

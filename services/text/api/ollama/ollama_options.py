@@ -59,7 +59,7 @@ class OptionsBody(msgspec.Struct, kw_only=True):
 
 
 def sampling_of(options: Mapping[str, Any] | None) -> SamplingParams:
-    """Converts the options, without checking their bounds. An answer may end with the context.
+    """Converts the options, without checking their bounds.
 
     Raises:
         InvalidRequest: a type is wrong; `param` names the option.
@@ -78,7 +78,6 @@ def sampling_of(options: Mapping[str, Any] | None) -> SamplingParams:
         seed=None if seed is None or seed < 0 else seed,
         stop=(given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ()),
         max_tokens=most if most > 0 else None,
-        room_required=False,
     )
 
 

@@ -209,6 +209,7 @@ def _chat_request(given: AnswerBody, messages: tuple[Message, ...], tools: tuple
         logprobs=_logprobs(given),
         reasoning_effort=effort_of(given.think),
         effort_required=given.think is not False,
+        room_required=False,
     )
     with body.called(_names(len(tools))):
         limits.check(request)
@@ -241,6 +242,7 @@ def _completion_request(given: GenerateBody) -> CompletionRequest:
         sampling=sampling,
         logprobs=logprobs,
         suffix=given.suffix or "",
+        room_required=False,
         output=output,
     )
 

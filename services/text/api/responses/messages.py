@@ -160,7 +160,6 @@ def _settings(settings: ResponseSettings) -> response_pb2.ResponseSettings:
     choice = settings.tool_choice
     sampling: dict[str, Any] = dataclasses.asdict(settings.sampling)
     sampling["logit_bias"] = dict(settings.sampling.logit_bias)
-    del sampling["room_required"]  # only requests of the Messages API can change it
     mode = chat_pb2.ToolChoice.Mode.Value(f"MODE_{choice.mode.upper()}")
     truncation = response_pb2.TRUNCATION_AUTO if settings.shorten else response_pb2.TRUNCATION_DISABLED
     message = response_pb2.ResponseSettings(

@@ -50,9 +50,10 @@ def test_defaults() -> None:
     assert read() == ChatRequest(
         model="m",
         messages=(Message(role="user", content="hello"),),
-        sampling=SamplingParams(max_tokens=5, room_required=False),
+        sampling=SamplingParams(max_tokens=5),
         reasoning_effort="none",
         effort_required=False,
+        room_required=False,
     )
 
 

@@ -30,7 +30,7 @@ ALL = {
 
 
 def test_defaults_are_ollamas() -> None:
-    expected = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, room_required=False)
+    expected = SamplingParams(temperature=0.8, top_p=0.9, top_k=40)
     assert sampling_of(None) == sampling_of({}) == sampling_of({"temperature": None}) == expected
 
 
@@ -50,7 +50,6 @@ def test_every_option_that_has_an_effect() -> None:
         repeat_penalty=1.2,
         presence_penalty=0.3,
         frequency_penalty=0.4,
-        room_required=False,
     )
     assert sampling_of({"stop": "a"}).stop == ("a",)
 

@@ -128,6 +128,11 @@ def test_a_prompt_is_a_conversation_unless_it_is_raw() -> None:
     assert filled.suffix == "end"
 
 
+def test_an_answer_may_end_with_the_context() -> None:
+    for request in (chat(), generate(), generate(raw=True)):
+        assert not request.room_required
+
+
 def test_thinking_is_required_unless_it_is_switched_off() -> None:
     for think, effort, required in (
         (None, "", True),
