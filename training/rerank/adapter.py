@@ -36,7 +36,8 @@ class Adapted(torch.nn.Module):
 
 def cross_encoder(folder: Path) -> BertForSequenceClassification:
     """Returns MiniLM as an untrained cross-encoder of one label."""
-    model = BertForSequenceClassification.from_pretrained(folder, num_labels=1)
+    # On a CPU the backward pass of torch's own attention takes as long as the rest of a step.
+    model = BertForSequenceClassification.from_pretrained(folder, num_labels=1, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.endswith(_WHOLE) and "embeddings" not in name
     for layer in model.bert.encoder.layer:

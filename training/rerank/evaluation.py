@@ -34,7 +34,7 @@ class Figures:
 
 def baseline(queries: Sequence[Query]) -> list[int]:
     """Returns the rank of each answer by MiniLM's cosine, among the candidates."""
-    return [min(query.rank, CANDIDATES - 1) for query in queries]
+    return [min(query.rank, len(query.negatives), CANDIDATES - 1) for query in queries]
 
 
 @torch.inference_mode()

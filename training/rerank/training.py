@@ -11,14 +11,15 @@ import torch
 from transformers import AutoTokenizer, BertForSequenceClassification
 
 from training.rerank.adapter import cross_encoder
-from training.rerank.candidates import MOST_TOKENS, Query
+from training.rerank.candidates import Query
 
 SEED = 1
 QUERIES = 8  # of a step
-NEGATIVES = 5  # of a query, drawn from its hard ones
+NEGATIVES = 4  # of a query, drawn from its hard ones
 HARD = 15
+MOST_PAIR = 96  # tokens of a query with its passage
 RATE = 1e-3
-WARMUP = 0.05
+WARMUP = 0.05  # of the steps
 LINE_SECONDS = 30.0
 
 
@@ -34,42 +35,40 @@ class PairTokens:
             list(queries),
             list(passages),
             padding=True,
-            truncation="only_second",
-            max_length=MOST_TOKENS + 32,
+            truncation="longest_first",  # usually the passage
+            max_length=MOST_PAIR,
             return_tensors="pt",
         )
 
 
-def train(folder: Path, queries: Sequence[Query], seconds: float) -> BertForSequenceClassification:
-    """Trains a cross-encoder from MiniLM in `folder` for so many seconds; the rate falls to zero with the time left."""
+def train(folder: Path, queries: Sequence[Query], steps: int) -> BertForSequenceClassification:
+    """Trains a cross-encoder from MiniLM in `folder`; the learning rate falls to zero with the last step."""
     torch.manual_seed(SEED)
     rng = numpy.random.default_rng(SEED)
-    model, tokens = cross_encoder(folder).train(), PairTokens(folder)
+    model, tokens = cross_encoder(folder).eval(), PairTokens(folder)  # dropout takes a fifth of a step on a CPU
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    started = told = time.monotonic()
+    told = time.monotonic()
     losses: list[float] = []
-    step, order = 0, numpy.array([], int)
-    while (spent := (time.monotonic() - started) / seconds) < 1:
+    order = numpy.array([], int)
+    for step in range(steps):
         if len(order) < QUERIES:
             order = rng.permutation(len(queries))
         chosen, order = order[:QUERIES], order[QUERIES:]
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (spent + 1e-3) / WARMUP, 1 - spent)
+            group["lr"] = RATE * min(1.0, (step + 1) / (steps * WARMUP), 1 - step / steps)
         loss = _loss(model, tokens, [queries[at] for at in chosen], rng)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         losses.append(loss.item())
-        step += 1
         if (now := time.monotonic()) - told > LINE_SECONDS:
             print(
-                f"{time.strftime('%H:%M:%S')} step {step}, {spent:.0%}, loss {sum(losses) / len(losses):.4f}",
+                f"{time.strftime('%H:%M:%S')} step {step + 1} of {steps}, loss {sum(losses) / len(losses):.4f}",
                 flush=True,
             )
             told, losses = now, []
-    print(f"{step} steps of {QUERIES} queries", flush=True)
     return model.eval()
 
 

@@ -19,7 +19,7 @@ from services.auth.identity_keys import OPERATOR
 from services.cli.problem import Problem
 from services.cli.serve.process import ending_with_us
 from services.errors import AllmError
-from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER, CopiedDemo
+from services.models.demo.copied_demo import ENCODER, RERANKER, SHAPES, WHISPER, CopiedDemo
 from services.models.demo.text_demo import (
     DEMO_ALIAS,
     DEMO_ID,
@@ -217,7 +217,7 @@ class DefaultModels:
 
 def _copied_demos(settings: Settings) -> list[CopiedDemo]:
     audio, image = settings.audio_replicas > 0, settings.image_replicas > 0
-    return [ENCODER, *([WHISPER] if audio else []), *([SHAPES] if image else [])]
+    return [ENCODER, RERANKER, *([WHISPER] if audio else []), *([SHAPES] if image else [])]
 
 
 def _url(path: Path) -> str:

@@ -29,7 +29,7 @@ from services.cli.serve.register import DefaultModels
 from services.cli.serve.run_folder import RunNote, run_folder
 from services.cli.serve.stack import AUDIO, CATALOG, IMAGE, TEXT, Stack, authorizer_names, names, with_listener
 from services.cli.serve.supervisor import Supervisor
-from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER
+from services.models.demo.copied_demo import ENCODER, RERANKER, SHAPES, WHISPER
 from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID
 from services.settings.gateway_settings import AuthSettings
 from services.settings.setting import SettingError
@@ -148,7 +148,7 @@ NO_IMAGE = "The image service is not installed: pip install 'allm-server[image]'
 
 # The packages of the extra `traces`, which every service needs to make traces.
 TRACES_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
-DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, ENCODER.id, WHISPER.id, SHAPES.id)
+DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, ENCODER.id, RERANKER.id, WHISPER.id, SHAPES.id)
 CONFINED = (
     "Warning: ALLM_HOST={host} is ignored, the gateway listens on 127.0.0.1: anyone who can reach it could use the "
     "models. Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open if another system protects it (docs/keys.md)."

