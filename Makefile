@@ -95,11 +95,12 @@ pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS
 
 # --- Set-up -----------------------------------------------------------------------------------------------------------
 
-# Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, and how far
-# llama.cpp, the only package that is compiled, has come.
+# Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, how far
+# llama.cpp, the only package that is compiled, has come, and errors.
 pip = SKBUILD_CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/containers/llama_wheel.cmake" \
-	$(BIN)/python -m pip $(2) install --verbose --disable-pip-version-check --progress-bar off $(1) \
-	| awk '/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
+	$(BIN)/python -m pip $(2) install --verbose --disable-pip-version-check --progress-bar off $(1) 2>&1 \
+	| awk '/^(ERROR|WARNING)|[Ee]rror(:| at )/ {print; fflush()} \
+		/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
 		match($$0, /^ *\[[0-9]+\/[0-9]+\]/) {split(substr($$0, 1, RLENGTH), step, /[^0-9]+/); \
 			if (step[2] % 10 == 0 || step[2] == step[3]) print "  compiling llama.cpp:", step[2], "of", step[3], "steps"; fflush()}'
 
