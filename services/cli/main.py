@@ -134,7 +134,8 @@ def run_model(
 ) -> None:
     """Chat with a model in the terminal; with a PROMPT or a pipe: print one answer.
 
-    `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt.
+    `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt. A
+    conversation's prompts are kept in `ALLM_HOME/history`, readable only for you, for the arrow keys.
     """
     with session(address) as at:
         chat = Chat(at, model, settings or ())
