@@ -9,6 +9,7 @@ Grammars: vLLM requests masks and reports tokens; our constraints hold the state
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -72,6 +73,11 @@ class CoreStep:
     tokens: int
     started: float  # on the monotonic clock
     seconds: float
+
+
+def _end() -> None:
+    """Ends the worker, whatever it does: it lacks a rank. vLLM has logged which one died, and has ended the others."""
+    os._exit(1)
 
 
 def configured(arguments: dict[str, Any]) -> Any:
@@ -188,7 +194,7 @@ class Core:
         """Loads the model of a vLLM configuration. Raises vLLM's own errors."""
         if config.device_config.device_type == "cpu":
             torch.Generator = RewindableGenerator  # type: ignore[assignment,misc]
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=True)
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=True, executor_fail_callback=_end)
         self._scheduler: Any = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._block = int(config.cache_config.block_size)
