@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from services.cli.models.catalog import Session
 from services.cli.models.connection import by_model, readable_errors
 from services.cli.models.page import document, print_document
 from services.cli.problem import Problem
-from services.storage import make_private
+from services.storage import make_private, private_folder
 
 HISTORY_NAME = "history"
 HISTORY_LINES = 1000
@@ -155,7 +155,7 @@ def converse(chat: Chat, home: Path) -> None:
     """Asks for prompts and prints the answers until /bye or Ctrl-D. The history of prompts is kept in `home`."""
     console = Console(highlight=False)
     console.print("Ask something. /? shows the commands, Ctrl-D ends.", style="dim")
-    with _History(home / HISTORY_NAME):
+    with _history(home / HISTORY_NAME):
         while (prompt := _read()) is not None:
             try:
                 if prompt.startswith("/"):
@@ -247,24 +247,22 @@ def finished(text: str) -> int:
     return end
 
 
-class _History:
-    """Line editing with the prompts of earlier conversations, where the platform has readline."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        with suppress(ImportError, OSError):
-            import readline  # noqa: PLC0415 (not on every platform)
-
-            readline.set_history_length(HISTORY_LINES)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch(mode=0o600)
-            make_private(self._path)
-            readline.read_history_file(self._path)
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(ImportError, OSError):
-            import readline  # noqa: PLC0415
-
-            readline.write_history_file(self._path)
+@contextmanager
+def _history(path: Path) -> Iterator[None]:
+    """Edits lines with the prompts of earlier conversations, where the platform has readline."""
+    try:
+        import readline  # noqa: PLC0415 (not on every platform)
+    except ImportError:
+        yield
+        return
+    readline.set_history_length(HISTORY_LINES)
+    with suppress(OSError):
+        private_folder(path.parent)
+        path.touch(mode=0o600)
+        make_private(path)
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            readline.write_history_file(path)

@@ -130,7 +130,7 @@ class TextMemoryEstimate:
         kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
         copies = max(0, weights - shape.embedding * wanted) if not runtime.gpu else 0
         if runtime.name == "vllm":
-            row = max(12 * options.max_sequences, 8 * MOST_SCORED_TOKENS // 2)
+            row = max(12 * options.max_sequences, 4 * MOST_SCORED_TOKENS)
         else:
             row = max(12 * options.max_sequences, 2 * MOST_SCORED) + MOST_SCORED * wanted
         sampled = row * shape.vocabulary

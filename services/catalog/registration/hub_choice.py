@@ -70,9 +70,11 @@ def find_reference(text: str) -> HubReference:
 
 def with_file(source: str, file: str) -> str:
     """Returns the source of one file of a repository or folder; empty `file`: all of it."""
-    if not file or source.endswith(quote(file)):
+    if not file:
         return source
-    return f"{source.rstrip('/')}/{quote(file)}" if source.startswith("file://") else f"{source}#{quote(file)}"
+    if source.startswith("file://"):
+        return source if source.endswith(f"/{quote(file)}") else f"{source.rstrip('/')}/{quote(file)}"
+    return f"{source}#{quote(file)}"
 
 
 def id_of(source: str) -> str:

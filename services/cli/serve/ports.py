@@ -44,9 +44,12 @@ def default_port(host: str, port: int, variable: str, environ: Mapping[str, str]
     Raises:
         Problem: as `choose_port`.
     """
-    with suppress(Problem):
+    try:
         return choose_port(host, port, variable)
-    return choose_port(host, port if environ.get(variable) else 0, variable)
+    except Problem:
+        if environ.get(variable):
+            raise
+        return choose_port(host, 0, variable)
 
 
 def _bound(address: str, port: int) -> int:

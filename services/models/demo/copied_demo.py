@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from services.models.demo.text_demo import DemoError, is_installed
 
@@ -27,6 +28,8 @@ ADAPTER = _TRAINING / "rerank" / "weights" / "adapter.safetensors"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedDemo:
     """A demo model whose files are copied."""
+
+    _WORK: ClassVar[str] = "copying"
 
     id: str
     alias: str = ""  # OpenAI's name for such a model, so that official examples run unchanged
@@ -51,32 +54,29 @@ class CopiedDemo:
         """Installs the model in `models_dir`, once. Returns its folder, or None if `source` does.
 
         Raises:
-            DemoError: a file's hash differs, or it cannot be copied.
+            DemoError: a file's hash differs, or it cannot be written.
         """
-        source = self.source()
-        if source is None:
-            return None
-        target = models_dir / self.id
-        if not target.exists():
-            progress(f"preparing {self.id}: copying {self.megabytes} MB, once")
-            copy_files(source, target, self.sha256 or manifest(source), self.wheel or "allm-server")
-        return target
+        source, target = self.source(), models_dir / self.id
+        if source and not target.exists():
+            progress(f"preparing {self.id}: {self._WORK} {self.megabytes} MB, once")
+            self._write(source, target)
+        return source and target
+
+    def _write(self, source: Path, target: Path) -> None:
+        copy_files(source, target, self.sha256 or manifest(source), self.wheel or "allm-server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedDemo(CopiedDemo):
     """The reranker that ADAPTER makes of the files of a wheel."""
 
+    _WORK: ClassVar[str] = "writing"
+
     def source(self) -> Path | None:
         """Returns the folder of the wheel's files; None if it, the adapter, or the runtime is not installed."""
         return CopiedDemo.source(self) if ADAPTER.exists() else None
 
-    def install(self, models_dir: Path, progress: Callable[[str], None]) -> Path | None:
-        """As for a copied one. Raises DemoError if a file's hash differs, or the model cannot be written."""
-        source, target = self.source(), models_dir / self.id
-        if source is None or target.exists():
-            return source and target
-        progress(f"preparing {self.id}: writing {self.megabytes} MB, once")
+    def _write(self, source: Path, target: Path) -> None:
         try:
             for name, expected in self.sha256.items():
                 check_file(source / name, expected, self.wheel)
@@ -88,7 +88,6 @@ class AdaptedDemo(CopiedDemo):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0 and not target.exists():  # otherwise another process was faster
             raise DemoError(f"{self.id} cannot be made: {done.stderr.strip()[-500:]}")
-        return target
 
 
 ENCODER = CopiedDemo(
@@ -158,7 +157,7 @@ def copy_files(source: Path, target: Path, sha256: Mapping[str, str], package: s
     """Copies the files that `sha256` names to a folder that appears only when it is complete.
 
     Raises:
-        DemoError: a file's hash differs, or it cannot be copied.
+        DemoError: a file's hash differs, or it cannot be written.
     """
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     try:

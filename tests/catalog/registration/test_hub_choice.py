@@ -75,6 +75,7 @@ def test_sources_of_files_and_proposed_ids() -> None:
     for source, file, whole, model_id in (
         ("hf://Qwen/Qwen3-0.6B-GGUF", "Qwen3-Q8_0.gguf", "hf://Qwen/Qwen3-0.6B-GGUF#Qwen3-Q8_0.gguf", "qwen3-0.6b"),
         ("hf://org/m@v2", "", "hf://org/m@v2", "m"),
+        ("hf://org/m.gguf", "m.gguf", "hf://org/m.gguf#m.gguf", "m"),
         ("file:///models/My%20Model.gguf", "My Model.gguf", "file:///models/My%20Model.gguf", "my-model"),
         ("file:///models/m/", "m-Q8_0.gguf", "file:///models/m/m-Q8_0.gguf", "m-q8_0"),
         ("file:///models/_x", "", "file:///models/_x", "x"),
