@@ -36,7 +36,7 @@ class RegisteredModels(Generic[R]):
         return stored
 
     def knows(self, name: str) -> bool:
-        """Returns whether a model with this id or alias is known here, whoever may use it."""
+        """Returns whether a model has this id or alias, also if the caller may not use it."""
         return name in self._store
 
     def keep(self, stored: StoredModel, seconds: float) -> None:

@@ -98,7 +98,6 @@ async def check(home: Path, tried: list[str], confirmed: set[str]) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_killed_again_and_again_it_has_lost_nothing_and_holds_nothing_half(home: Path) -> None:
     chance = random.Random(3)  # noqa: S311 (when to kill)
     gguf(home / "files" / "m.gguf")

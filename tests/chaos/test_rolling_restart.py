@@ -24,7 +24,7 @@ PAUSE_SECONDS = 0.1
 SECONDS = 60.0
 SERVING = {model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def serving(stack: Stack) -> set[str]:

@@ -26,7 +26,7 @@ from tests.stack import MODEL
 
 CALLERS = 3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 async def more(load: SteadyLoad) -> None:

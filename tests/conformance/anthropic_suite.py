@@ -27,7 +27,7 @@ class AsyncClient(AsyncNegotiating, AsyncAnthropic):
 
 
 class StandIns:
-    """Inserts the model where the suite makes up an id."""
+    """Replaces the suite's invented model ids with the model."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -21,7 +21,7 @@ _WORDS = {"input_tokens"}  # appear in the position of an id, but are none
 
 
 class StandIns(Protocol):
-    """Replacements for what a suite makes up."""
+    """Real values for the invented ones of a suite."""
 
     def of(self, route: str, kind: str) -> str:
         """Returns the id of a `kind` for a path."""

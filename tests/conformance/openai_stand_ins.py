@@ -1,4 +1,4 @@
-"""Replacements for what the tests of OpenAI's SDK make up: real models and responses, created when they are needed."""
+"""Real models and responses for the invented ones of the OpenAI SDK's tests, created when they are needed."""
 
 from __future__ import annotations
 

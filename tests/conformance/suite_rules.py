@@ -39,7 +39,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is run of a suite, and what it must expect here."""
+    """The tests of a suite that run here, and the answers that they must get."""
 
     files: tuple[str, ...]
     left_out: Mapping[tuple[str, str], str]  # (file, operation) -> reason; every case of the operation is excluded

@@ -29,7 +29,7 @@ SDKS = ("openai", "anthropic")
 SECONDS = 500
 READY_SECONDS = 60
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def tiny_gguf() -> bytes:

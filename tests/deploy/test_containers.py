@@ -135,7 +135,6 @@ def test_vllm_is_the_same_release_with_and_without_a_gpu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_image_is_installed_serves_and_stops_as_its_file_says() -> None:
     """Replays one image; `make containers` replays all of them, which takes three quarters of an hour."""
     with empty_root("gateway") as root:

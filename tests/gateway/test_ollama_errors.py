@@ -60,7 +60,7 @@ async def test_errors_of_a_service(
 
 
 async def test_a_body_arrives_whatever_its_type(gateway: RunningGateway, upstream: Upstream) -> None:
-    """curl sends a form's type, unless it is told otherwise."""
+    """curl sends a form's content type unless a header sets another."""
     for kind in ("application/json", "application/x-www-form-urlencoded"):
         reply = await send(gateway.port, "POST", CHAT, {"content-type": kind}, b'{"a":1}')
         assert reply.status == 200

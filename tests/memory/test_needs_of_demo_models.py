@@ -21,7 +21,6 @@ NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE; children inherit it
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from Linux' /proc"),
 ]
 

@@ -68,7 +68,6 @@ def pixels(image: Image.Image) -> str:
     return hashlib.sha256(np.asarray(image).tobytes()).hexdigest()
 
 
-@pytest.mark.timeout(600)  # three models are loaded, one after the other
 def test_parts_from_the_hub_draw_as_the_folder_does(image_operator: Operator, session_hub: LoopbackHub) -> None:
     operator, hub = image_operator, session_hub
     hub.requests.clear()

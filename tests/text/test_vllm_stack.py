@@ -15,7 +15,7 @@ from tests.demo_model import demo_safetensors
 from tests.stack import Stack, environment, running_stack
 from tests.text.engine.worker_session import VLLM_PYTHON
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 NAME = "smol-vllm"
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 OWN_CHECKS = ("chat-template", "likelihood", "tool-call", "unload")

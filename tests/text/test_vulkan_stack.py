@@ -26,7 +26,7 @@ from tests.stack import MODEL, environment, running_stack
 from tests.text.service import workers
 from tests.verification.random_gguf import write_glm4
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SMALL, LARGE = "small-random", "large-context"
 DEVICE = "vulkan:0"
 LOAD_SECONDS = 400

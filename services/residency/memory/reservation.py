@@ -48,7 +48,7 @@ class Reservation:
     loading: bool = True  # until the model is in memory
     busy: bool = True  # in use or loading: nobody may ask for it
     pinned: bool = False  # an operator keeps it in memory: nobody may ask for it
-    # Seconds since the epoch: a clock that processes share. 0: nobody needs it, so it is the first to be evicted.
+    # Seconds since the epoch: a clock that processes share. 0: it is evicted first (Slot.order).
     last_used: float = 0.0
     # Bytes in use that `Room.free` already counts as used. Excludes pages of a mapped file where the system counts
     # those as free (ProcessMemory separates them): otherwise nobody would have them reserved.

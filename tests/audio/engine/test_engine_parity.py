@@ -40,8 +40,6 @@ PACKAGES = ("faster-whisper", "ctranslate2", "onnxruntime", "openai-whisper", "t
 LONGEST = 8  # clip limit in seconds; the faster reference also gets the long clip
 T = TypeVar("T")
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @dataclass(frozen=True)
 class Spoken:

@@ -206,7 +206,6 @@ def half_sent(stack: Stack, clip: Clip) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_hour_is_transcribed_in_bounded_memory(service: Service, client: openai.OpenAI, clip: Clip) -> None:
     """One sentence every ten minutes, with silence between: 230 MB as the model's samples, but a small file."""
     speech = samples_of(clip.path)

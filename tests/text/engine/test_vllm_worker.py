@@ -29,7 +29,7 @@ from tests.text.engine.worker_session import SECONDS, VLLM_PYTHON, WorkerSession
 from tests.text.families.published_configs import LLAMA_32
 from tests.text.families.random_models import write_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 FACTOR = 1.5  # tolerance between used and estimated memory; how requests meet in a batch is chance
 PROMPT = [5, 17, 90, 33, 120, 7]

@@ -289,7 +289,7 @@ class ResidentModel(_message.Message):
 
     @_builtins.property
     def last_used_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last used. Absent: its last request has said that nobody needs it, so it is the first to be unloaded."""
+        """When it was last used. Absent if its last request wanted it unloaded: it is then unloaded first."""
 
     def __init__(
         self,
