@@ -19,7 +19,8 @@ from allm.models.v1 import model_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.models.runtime_choice import EngineRegistry
-from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, alive, stored, word_errors
+from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, stored, word_errors
+from tests.processes import has_ended
 from tests.provision.catalog_script import ScriptedCatalog
 from tests.speech import librivox
 from tests.whisper_weights import tiny_en_ct2
@@ -137,4 +138,4 @@ async def test_a_stop_lets_a_running_request_complete_and_leaves_no_process(serv
     assert answers[-1] == "finished"
     assert "segment" in answers
     assert await asyncio.wait_for(service.process.wait(), PATIENCE_SECONDS) == 0
-    await until(lambda: not any(alive(child.pid) for child in children))
+    await until(lambda: all(map(has_ended, children)))

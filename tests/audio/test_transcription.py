@@ -30,8 +30,9 @@ from services.errors import (
 )
 from services.worker import watchdog
 from services.worker.model_in_worker import JUST
-from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
+from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, asked, text, transcribing, word_errors
 from tests.late import late
+from tests.processes import has_ended
 from tests.speech import librivox
 from tests.spending import Purse
 from tests.whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
@@ -275,7 +276,7 @@ async def test_a_killed_worker_ends_its_requests_and_the_next_gets_another(audio
                 pass
     after = await worker(audio)
     assert after != before
-    assert not alive(before.pid)
+    assert has_ended(before.pid)
 
 
 async def test_a_hung_worker_is_replaced_and_its_request_times_out(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jiwer
-import psutil
 
 from services.audio.engine.messages import Segment
 from services.audio.manager import AudioManager, AudioModels, LoadedWhisper
@@ -131,11 +130,3 @@ def words(said: str) -> list[str]:
 def word_errors(said: str, expected: str) -> float:
     """Returns the word error rate."""
     return float(jiwer.wer(" ".join(words(expected)), " ".join(words(said))))
-
-
-def alive(pid: int) -> bool:
-    """Returns True if the process runs."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

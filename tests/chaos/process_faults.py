@@ -12,8 +12,9 @@ import psutil
 from tests.chaos.chaos_stack import STALL_SECONDS, ChaosStack
 from tests.chaos.fault import Fault, now
 from tests.chaos.gateway_caller import PICTURES, SOUND, TEXT, TYPED, WHOLE
-from tests.chaos.stack_members import is_gone, kill, service_pid, stopped, worker_pids
+from tests.chaos.stack_members import kill, service_pid, stopped, worker_pids
 from tests.chaos.steady_load import SteadyLoad
+from tests.processes import has_ended
 
 WORDS = {TEXT: 2, WHOLE: 1, TYPED: 1}
 LOADS = {"text": WORDS, "audio": {SOUND: 2}, "image": {PICTURES: 2}}
@@ -41,7 +42,7 @@ def worker_stopped(*services: str) -> Fault:
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         pids = [pid for service in services for pid in worker_pids(stack.operator.stack, service)]
         with stopped(*pids):
-            await until(lambda: all(map(is_gone, pids)))
+            await until(lambda: all(map(has_ended, pids)))
         return now()
 
     name = f"SIGSTOP of the worker, watchdog after {STALL_SECONDS} s: {_names(services)}"

@@ -21,6 +21,7 @@ from tests.cluster.gateway_command import GatewayCommand, gateway_command, refus
 from tests.gateway.upstream import Upstream, event
 from tests.gateway.wire import posting, send
 from tests.ports import free_port
+from tests.processes import has_ended
 
 CHAT = "/v1/chat/completions"
 TEXT = {"ALLM_GATEWAY_TEXT": "127.0.0.1:1"}
@@ -131,5 +132,5 @@ async def test_it_ends_when_envoy_does_and_envoy_when_it_does(tmp_path: Path) ->
     async with asyncio.timeout(SECONDS), gateway_command(tmp_path, **TEXT) as gateway:
         (envoy,) = psutil.Process(gateway.process.pid).children()
         gateway.process.kill()
-        while envoy.is_running() and envoy.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - another process
+        while not has_ended(envoy):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)

@@ -27,6 +27,7 @@ from services.models.runtime_choice import EngineRegistry
 from services.rest.openai.body import json_body
 from tests.image.engine.tiny_pipelines import SIDE, saved
 from tests.image.image_core import PATIENCE_SECONDS, stored
+from tests.processes import has_ended
 from tests.provision.catalog_script import ScriptedCatalog
 
 # A worker needs some ten seconds to import torch and diffusers.
@@ -157,11 +158,4 @@ async def test_a_stop_lets_a_running_request_complete_and_leaves_no_process(serv
     assert events[-1] == "finished"
     assert events.count("image") == 4
     assert await asyncio.wait_for(service.process.wait(), PATIENCE_SECONDS) == 0
-    await until(lambda: not any(map(_alive, children)))
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await until(lambda: all(map(has_ended, children)))

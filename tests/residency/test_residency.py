@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import has_ended
+
 SECONDS = 60.0
 POLL_SECONDS = 0.02
 
@@ -45,15 +47,7 @@ class Rival:
         """Returns the process ids of its live workers."""
         if self.process.poll() is not None:
             return []
-        return [child.pid for child in psutil.Process(self.process.pid).children() if lives(child.pid)]
-
-
-def lives(pid: int) -> bool:
-    """Returns whether a process runs; a zombie does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return [child.pid for child in psutil.Process(self.process.pid).children() if not has_ended(child)]
 
 
 @contextmanager
@@ -115,7 +109,7 @@ def test_memory_of_a_killed_service_is_free(pair: tuple[Rival, Rival]) -> None:
     image.process.wait()
     assert text.ask("use text-600") == "used"
     deadline = time.monotonic() + SECONDS
-    while lives(worker):
+    while not has_ended(worker):
         assert time.monotonic() < deadline, "its worker has outlived it"
         time.sleep(POLL_SECONDS)
 

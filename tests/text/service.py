@@ -19,6 +19,7 @@ from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from tests.operator_side import Reply
+from tests.processes import has_ended
 from tests.stack import MODEL, POLL_SECONDS, Stack
 
 CHAT = "/v1/chat/completions"
@@ -182,7 +183,7 @@ def warm(stack: Stack) -> None:
 def workers(stack: Stack) -> list[psutil.Process]:
     """Returns the worker processes of the text service."""
     children = psutil.Process(stack.note["children"]["text"]).children()
-    return [child for child in children if not is_gone(child) and WORKER in child.cmdline()]
+    return [child for child in children if not has_ended(child) and WORKER in child.cmdline()]
 
 
 @contextmanager
@@ -195,11 +196,3 @@ def suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
     finally:
         for process in processes:
             process.resume()
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Returns whether a process has ended; an unreaped zombie counts as ended."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

@@ -49,6 +49,7 @@ from services.worker.process import WorkerDied
 from tests.minilm import ENCODER
 from tests.operator_side import Operator
 from tests.presets import BROKEN, HOLLOW, STRANGE
+from tests.processes import has_ended
 from tests.puppet_worker import PuppetWorker
 from tests.stack import ALIAS, MODEL, POLL_SECONDS, Stack
 from tests.text.puppet_service import READY
@@ -61,7 +62,6 @@ from tests.text.service import (
     counter,
     error_of,
     in_band_error,
-    is_gone,
     listed,
     long_chat,
     post,
@@ -204,7 +204,7 @@ def only_worker(stack: Stack) -> psutil.Process:
 
 def wait_replaced(stack: Stack, worker: psutil.Process) -> None:
     """Waits until another worker, the only one left, answers requests."""
-    wait_until(stack, lambda: is_gone(worker))
+    wait_until(stack, lambda: has_ended(worker))
     assert only_worker(stack) != worker
 
 
@@ -300,7 +300,7 @@ def test_a_killed_service_takes_its_worker_with_it_and_comes_back(own: Stack) ->
     worker, service = only_worker(own), own.note["children"]["text"]
     with streaming(own, long_chat(stream=True)):
         os.kill(service, signal.SIGKILL)
-        wait_until(own, lambda: is_gone(worker))
+        wait_until(own, lambda: has_ended(worker))
     wait_until(own, lambda: own.note["children"].get("text") not in (None, service))
     own.wait_healthy()
     wait_replaced(own, worker)

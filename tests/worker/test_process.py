@@ -28,6 +28,7 @@ from services.worker.process import (
     describe_exit,
     worker_environ,
 )
+from tests.processes import has_ended
 from tests.worker.toy_worker import (
     Breed,
     Deafen,
@@ -289,7 +290,7 @@ async def test_children_of_a_hung_worker_end_with_it(worker: Toy) -> None:
         worker.kill()
         await died(worker)
         assert worker.ended
-        while psutil.pid_exists(child.pid) and child.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+        while not has_ended(child):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

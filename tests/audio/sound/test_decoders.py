@@ -23,6 +23,7 @@ from services.errors import InvalidRequest, Overloaded
 from services.sandbox import pool as pool_module
 from tests.audio.sound.pool import Pool, decoder_processes, read_all
 from tests.audio.sound.sound_files import encoded, likeness, sweep, to_int16, wav
+from tests.processes import has_ended
 
 LONG = 600.0  # seconds: more than the pipes between service and decoder can buffer
 
@@ -189,7 +190,7 @@ async def test_a_decoder_that_died_while_idle_costs_no_file(tmp_path: Path) -> N
     async with running(tmp_path) as pool:
         (process,) = decoder_processes()
         process.kill()
-        await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: has_ended(process))
         assert likeness(await pool.decode(encoded("mp3")))[0] > 0.99
 
 

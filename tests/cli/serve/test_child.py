@@ -9,6 +9,8 @@ import sys
 import psutil
 import pytest
 
+from tests.processes import has_ended
+
 CHILD = [sys.executable, "-m", "services.cli.serve.child"]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 # Starts a child, prints its process id, and waits.
@@ -56,10 +58,7 @@ def _wait_for_program(child: psutil.Process) -> None:
 def _wait_gone(child: psutil.Process) -> None:
     """Waits until the child has ended; another process reaps it, so a zombie counts as ended."""
     for _ in range(200):
-        try:
-            if child.status() == psutil.STATUS_ZOMBIE:
-                return
-        except psutil.NoSuchProcess:
+        if has_ended(child):
             return
         psutil.wait_procs([child], timeout=0.05)
     pytest.fail("the child lives on")

@@ -23,6 +23,7 @@ from services.cli.serve.serve import NO_AUDIO, NO_IMAGE, check_traces, with_inst
 from services.settings.setting import SettingError
 from services.settings.settings import load_settings
 from tests.operator_side import Operator
+from tests.processes import has_ended
 from tests.stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, environment, running_stack
 from tests.text.service import suspended, typed_chat, typed_stream, wait_until, workers
 
@@ -46,7 +47,7 @@ def wait_all_gone(gone: list[psutil.Process]) -> None:
     """Waits until all have ended; an unreaped zombie counts as ended."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     for process in gone:
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        while not has_ended(process):
             assert time.monotonic() < deadline, process
             psutil.wait_procs([process], timeout=POLL_SECONDS)
 

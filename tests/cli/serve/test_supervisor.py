@@ -19,6 +19,7 @@ from services.cli.problem import Problem
 from services.cli.serve import supervisor as supervisor_module
 from services.cli.serve.process import Program
 from services.cli.serve.supervisor import Service, Supervisor
+from tests.processes import has_ended
 
 READY = "import pathlib, time; pathlib.Path(__import__('sys').argv[1]).touch(); time.sleep(600)"
 FAILS = "import sys; print('cannot: no luck', file=sys.stderr); sys.exit(3)"
@@ -267,7 +268,7 @@ async def test_a_stopped_child_is_replaced_with_its_workers(bench: Bench, monkey
     child.suspend()
     async with asyncio.timeout(60):
         await bench.changed.wait()
-        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - another process
+        while not has_ended(worker):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
         while len(bench.said) < 2:  # noqa: ASYNC110 - said right after the change
             await asyncio.sleep(0.01)
