@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from services.models.runtimes import RUNTIMES
-from services.text.engine.embedding_loop import Vectors
+from services.text.engine.embedding_loop import Tokens, Vectors
 from services.text.engine.runtimes.torch.recipe import POOLINGS
 from services.worker.messages import EngineError
 from tests.demo_model import demo_safetensors
@@ -97,6 +97,30 @@ def test_vectors_are_those_of_the_published_algorithm(encoder: torch_encoder.Tor
 def test_a_batch_is_what_its_inputs_are_one_by_one(encoder: torch_encoder.TorchEncoder) -> None:
     many = [" ".join(TEXTS[at % 3].split()[: 1 + at % 5]) for at in range(40)] + TEXTS
     assert encoded(encoder, many) == pytest.approx(one_by_one(encoder, many), abs=1e-5)
+
+
+def test_threads_compute_groups_of_their_own_and_share_one_that_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = torch_encoder.TorchEncoder(options(minilm(), dtype="float32", threads=2), lambda _: None)
+    inputs = [encoder.tokenize(" ".join(LETTERS * (1 + number % 3))) for number in range(16)]
+    alone = np.concatenate([encoder.encode([tokens]) for tokens in inputs])
+    computed: list[tuple[int, int]] = []  # inputs, and the threads that operations of their group use
+    compute = encoder._compute
+
+    def counted(group: list[Tokens]) -> Vectors:
+        computed.append((len(group), torch.get_num_threads()))
+        return compute(group)
+
+    monkeypatch.setattr(encoder, "_compute", counted)
+    np.testing.assert_allclose(encoder.encode(inputs), alone, atol=1e-5)
+    assert sum(size for size, _ in computed) == len(inputs)
+    assert len(computed) >= 4
+    assert {threads for _, threads in computed} == {1}
+    computed.clear()
+    encoder.encode([np.resize(inputs[0], LIMIT)])  # as long as the model allows, and still not worth sharing
+    assert computed == [(1, 1)]
+    monkeypatch.setattr(torch_encoder, "_WIDE", LIMIT * SIZE)
+    encoder.encode([np.resize(inputs[0], LIMIT)])
+    assert computed[1:] == [(1, 2)]
 
 
 def test_similar_meanings_are_close(encoder: torch_encoder.TorchEncoder) -> None:
