@@ -259,7 +259,8 @@ def unsupported(operator: Operator, folder: Path) -> str:
     """Registers a model that is accepted but cannot run; returns the reason."""
     operator.taken("m", folder, "safetensors")
     reason: str = operator.until_state("m", "unsupported")["reason"]
-    operator.until(lambda: operator.all()["m"]["replicas"])  # the service now confirms the prediction of the catalog
+    # The service, which first prepares the model, confirms the prediction of the catalog.
+    operator.until(lambda: [replica["state"] for replica in operator.all()["m"]["replicas"]] == ["unsupported"])
     reply = operator.chat("m")
     assert (reply.status, reply.error["code"]) == (501, "unsupported")
     assert reason in reply.error["message"] or reply.error["message"] in reason

@@ -77,6 +77,20 @@ def submitted(worker: PuppetWorker) -> list[Submit]:
     return [message for message in worker.sent if isinstance(message, Submit)]
 
 
+def events(data: bytes) -> list[tuple[str, Any]]:
+    """Reads server-sent events."""
+    found = [part.split("\n") for part in data.decode().split("\n\n") if part]
+    return [(name.removeprefix("event: "), json.loads(value.removeprefix("data: "))) for name, value in found]
+
+
+async def rest(call: Any) -> bytes:
+    """Reads a stream to its end."""
+    data = b""
+    while (piece := await call.read()) is not grpc.aio.EOF:
+        data += piece.data
+    return data
+
+
 def registered() -> StoredModel:
     """Returns the only registered model."""
     about: dict[str, Any] = {

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,6 @@ from tests.text.service import PATIENCE_SECONDS, typed_chat
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 CACHED = 2
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Yields a folder with a short path: pytest's own are too long for Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="allm-test-") as path:
-        yield Path(path)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from services.text.responses.response import (
     flat_name,
     new_id,
 )
-from services.text.responses.run import Run
+from services.text.responses.run import Run, ready_soon
 from services.text.responses.store import ResponseStore, gap, not_found
 from services.text.running_answer import Completion
 
@@ -54,7 +54,7 @@ FOLLOWED_AT_ONCE = 256  # events
 OFF = "this server does not store responses (ALLM_STORE=off)"
 _GUIDING = ("system", "developer")
 
-FirstEvents = list[tuple[int, AnswerEvent]]
+FirstEvents = Sequence[tuple[int, AnswerEvent]]
 
 
 class Responses:
@@ -91,7 +91,7 @@ class Responses:
             InvalidRequest: a referenced item does not exist, or the request is invalid.
             StoreUnavailable: the request needs the store, which is unreachable.
             ModelNotFound: the model does not exist.
-            Others as `Chat.complete`, and any error before the first token.
+            Others as `Chat.complete`, and any error before the first token and within SILENT_SECONDS.
         """
         request = self._admit(request)
         store = self._store if request.settings.store else None
@@ -285,7 +285,7 @@ class Responses:
     async def _answering(
         self, chat: ChatRequest, client: str, *, shorten: bool
     ) -> AsyncIterator[tuple[Completion, FirstEvents]]:
-        """Yields a completion with its first events. `shorten` drops the oldest turns until the conversation fits."""
+        """Yields a completion with its first events, if they come soon. `shorten` drops oldest turns until it fits."""
         shorter = shortened(chat.messages) if shorten else iter(())
         while True:
             async with AsyncExitStack() as stack:
@@ -293,7 +293,7 @@ class Responses:
                     # Found anew: a response may have waited for its turn, and its model may have changed meanwhile.
                     stored = await self._models.find(chat.model)
                     completion = await stack.enter_async_context(self._chat.complete(stored, chat, client))
-                    first = await completion.ready()
+                    first = await ready_soon(completion)
                 except ContextLengthExceeded:
                     messages = next(shorter, None)
                     if messages is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -37,6 +38,16 @@ from services.text.running_answer import Completion
 
 Keep = Callable[[Response], Awaitable[None]]
 Kind = Literal["text", "reasoning", "arguments"]
+SILENT_SECONDS = 15.0  # without an event, after which the caller is told that the response is still running
+
+
+async def ready_soon(completion: Completion) -> Sequence[tuple[int, AnswerEvent]]:
+    """Waits for events; returns none after SILENT_SECONDS. Raises as `Completion.ready`."""
+    try:
+        async with asyncio.timeout(SILENT_SECONDS):
+            return await completion.ready()
+    except TimeoutError:
+        return ()
 
 
 class Run:
@@ -67,8 +78,13 @@ class Run:
         return self._completion.ignored
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yields all events in batches of those that are ready together. An error becomes the last event."""
+        """Yields all events in batches of those that are ready together, and an empty batch after each SILENT_SECONDS
+        without any. An error becomes the last event.
+        """
         batch: list[Event] = [Progress(step, self.response) for step in self._opening]
+        if not self._first:  # they may take long
+            yield batch
+            batch = []
         while True:
             try:
                 await self._advance(batch)
@@ -88,7 +104,7 @@ class Run:
         return self.response
 
     async def _advance(self, batch: list[Event]) -> None:
-        events = self._first or await self._completion.ready()
+        events = self._first or await ready_soon(self._completion)
         self._first = ()
         for _, event in events:
             batch += self._output.take(event)

@@ -134,9 +134,11 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
 
 
 async def _stream(run: Run, call: Call, writer: EventWriter) -> None:
-    """Sends events that are ready together in one HttpBody. Until the first token the HTTP status reports errors."""
+    """Sends events that are ready together in one HttpBody. Until the first token, or the first silence, the HTTP
+    status reports errors.
+    """
     async for events in run.events():
-        await call.send(sse.body(map(writer.event, events)))
+        await call.send(sse.body(map(writer.event, events) if events else [writer.keepalive()]))
     if run.failure:  # an event has reported it, so the call itself succeeds
         metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
         call.facts["failed"] = run.failure.code

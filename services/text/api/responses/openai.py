@@ -195,6 +195,13 @@ class EventWriter:
         value = {"type": kind, "sequence_number": sequence, **content}
         return sse.event(kind, sse.obfuscated(value) if self._obfuscated and isinstance(event, Delta) else value)
 
+    def keepalive(self) -> bytes:
+        """Encodes the event that OpenAI sends while nothing happens; it is in none of its documents. Codex and others
+        give up a stream that is silent for too long.
+        """
+        self._next += 1
+        return sse.event("keepalive", {"type": "keepalive", "sequence_number": self._next - 1})
+
 
 def _event(event: Event) -> tuple[str, dict[str, Any]]:
     """Returns the type and the content of an event."""

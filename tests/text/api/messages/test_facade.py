@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,33 +15,12 @@ from services.text.api.messages import facade
 from services.text.engine.messages import Accepted, Piece, Submit
 from services.worker.messages import RequestRefused
 from tests.puppet_worker import PuppetWorker
-from tests.text.puppet_service import READY, begin, puppet_service, stepped
+from tests.text.puppet_service import READY, begin, events, puppet_service, rest, stepped
 
 TOO_LONG = "CONTEXT_LENGTH_EXCEEDED"
 ASKED: dict[str, Any] = {"method": "CreateMessage", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 # Enough of Qwen3's: it can be asked not to think, and the assistant's turn may begin within a thought.
 QWEN = "{{ messages[0].content }}{% if enable_thinking is defined and enable_thinking is false %} no{% endif %}<think>"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Yields a folder with a short path: pytest's own are too long for Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="allm-test-") as path:
-        yield Path(path)
-
-
-def events(data: bytes) -> list[tuple[str, Any]]:
-    """Reads server-sent events."""
-    found = [part.split("\n") for part in data.decode().split("\n\n") if part]
-    return [(name.removeprefix("event: "), json.loads(value.removeprefix("data: "))) for name, value in found]
-
-
-async def rest(call: Any) -> bytes:
-    """Reads a stream to its end."""
-    data = b""
-    while (piece := await call.read()) is not grpc.aio.EOF:
-        data += piece.data
-    return data
 
 
 async def test_thoughts(folder: Path) -> None:

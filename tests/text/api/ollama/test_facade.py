@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,6 @@ QWEN = "{{ messages[0].content }}{% if enable_thinking is defined and enable_thi
 FIGURES = {
     *("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration"),
 }
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Yields a folder with a short path: pytest's own are too long for Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="allm-test-") as path:
-        yield Path(path)
 
 
 async def lines(call: Any) -> list[Any]:
