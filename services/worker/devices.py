@@ -234,7 +234,7 @@ def _llama_cpp() -> RuntimeDevices:
         "vulkan": "llama.cpp finds no GPU with a Vulkan driver: install the GPU's Vulkan driver",
         "mps": "llama.cpp finds no Metal device",
     }
-    remedies = {"cuda": "make llama-cuda", "vulkan": "make llama-vulkan", "mps": "reinstall llama-cpp-python"}
+    remedies = {"cuda": build_command("cuda"), "vulkan": build_command("vulkan"), "mps": "reinstall llama-cpp-python"}
     usable = {device.kind for device in devices}
     missing = {
         kind: reasons[kind] if kind in built else f"llama.cpp is built without {kind}: {remedies[kind]}"
@@ -242,6 +242,12 @@ def _llama_cpp() -> RuntimeDevices:
         if kind not in usable
     }
     return RuntimeDevices("llama_cpp", version, devices, missing)
+
+
+def build_command(kind: str) -> str:
+    """Returns the command that builds llama.cpp for `cuda` or `vulkan`: make's in a clone, else that of the wheel."""
+    clone = (Path(__file__).parents[2] / "Makefile").exists()
+    return f"make llama-{kind}" if clone else f"{sys.executable} -m containers.llama_build {kind}"
 
 
 def _figures(device: Any) -> tuple[str, int, int, str, bool]:

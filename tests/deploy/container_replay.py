@@ -133,12 +133,13 @@ class Replay:
         target = self._place(words[-1] if words[-1].startswith("/") else f"{folder}/{words[-1]}")
         target.mkdir(parents=True, exist_ok=True)
         for source in context() if words[0] == "." else map(Path, words[:-1]):
-            (target / source.parent).mkdir(parents=True, exist_ok=True)
+            place = target / (source if words[0] == "." else source.name)  # a named file comes without its folder
+            place.parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / source).is_dir():
                 ignore = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(ROOT / source, target / source, ignore=ignore, dirs_exist_ok=True)
+                shutil.copytree(ROOT / source, place, ignore=ignore, dirs_exist_ok=True)
             else:
-                shutil.copy(ROOT / source, target / source)
+                shutil.copy(ROOT / source, place)
         if self._as_user:
             subprocess.run(["chown", "--recursive", f"{USER}:{USER}", target], check=True)
 
@@ -202,6 +203,8 @@ def _python(as_user: list[str]) -> str:
 def environment(image: str) -> dict[str, str]:
     """Returns the variables for `docker run --env`, with free ports, since other programs run on this machine."""
     found = {"ALLM_METRICS_PORT": "0", "ALLM_DRAIN_DELAY_SECONDS": "0", "ALLM_DRAIN_SECONDS": "1"}
+    if image == "allm":
+        return {**found, "ALLM_PORT": str(free_port()), "ALLM_GATEWAY_METRICS_PORT": str(free_port())}
     if image == "gateway":
         return {**found, "ALLM_PORT": str(free_port()), "ALLM_GATEWAY_TEXT": "127.0.0.1:1"}
     return {**found, "ALLM_LISTEN": f"127.0.0.1:{free_port()}", "ALLM_HEALTH_LISTEN": f"127.0.0.1:{free_port()}"}

