@@ -18,11 +18,11 @@ PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 TEST := .venv/.dev .venv/speech/.fetched .venv/schema-suite/.fetched
-TEST_ALL := packages $(TEST) .venv/llama.cpp/vulkan .venv/vllm/.installed .venv/llama-index/.installed \
+TEST_ALL := packages $(TEST) .venv/release/.installed .venv/llama.cpp/vulkan .venv/vllm/.installed .venv/llama-index/.installed \
 	.venv/openai-suite/.fetched .venv/anthropic-suite/.fetched \
 	$(CLIENTS)/node_modules/.installed $(EXAMPLES)/node/node_modules/.installed web/node_modules/.installed
 
-.PHONY: help serve llama-cuda llama-vulkan vllm test test-all lint gen console bench attack gpu-check fuzz chaos soak containers clean
+.PHONY: help serve llama-cuda llama-vulkan vllm test test-all lint gen console bench attack gpu-check fuzz chaos soak containers release clean
 
 help: ## Explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ test: $(TEST) ## Run the tests of the main paths, through the real gateway with 
 test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM and the console (25 minutes)
 	@$(call pytest,)
 
-lint: style types boundaries protos stubs-current dockerfiles ## Check style, types, import boundaries, protos, Dockerfiles and generated code
+lint: style types boundaries protos stubs-current dockerfiles workflows ## Check style, types, import boundaries, protos, Dockerfiles, workflows, generated code
 
 gen: .venv/.dev ## Generate the stubs in gen/ from protos/, docs/settings.md, k8s, and what monitoring/ makes
 	@$(call generate,gen.partial)
@@ -85,8 +85,11 @@ soak: .venv/.dev .venv/speech/.fetched ## Ask for text, transcripts and pictures
 containers: .venv/.dev ## Replay what every image installs and runs, without a container engine (three quarters of an hour)
 	@$(BIN)/python -m tests.deploy.container_replay $(IMAGES)
 
+release: .venv/release/.installed ## Build wheel, sdist, hashed constraints, SBOM and checksums of HEAD into dist/
+	@.venv/release/bin/python -m release.build
+
 clean: ## Remove everything that make has made, .venv included
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules web/node_modules web/generated gen.partial \
+	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules web/node_modules web/generated gen.partial \
 		$(EXAMPLES)/*/build $(EXAMPLES)/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -181,6 +184,14 @@ packages: | .venv/.dev
 	@$(call pip,--no-deps --editable .,--python $(@D)/bin/python)
 	@touch $@
 
+# The tools of a release need nothing else of this project: the release's job installs only them.
+.venv/release/.installed: release/tools.txt
+	@test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
+	@echo "Installing the tools of a release into $(@D)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --quiet --require-hashes --requirement $<
+	@touch $@
+
 # Only the source distributions of the official SDKs contain their tests.
 .venv/%-suite/.fetched: tests/conformance/%-sdist.txt | .venv/.dev
 	@echo "Fetching the tests of the official SDK $*"
@@ -212,7 +223,10 @@ packages: | .venv/.dev
 
 # --- The parts of lint; `make --keep-going lint` does them all even if one fails ---------------------------------------
 
-.PHONY: style types boundaries protos stubs-current dockerfiles
+.PHONY: style types boundaries protos stubs-current dockerfiles workflows
+workflows: .venv/release/.installed
+	@.venv/release/bin/python -m release.workflow_check
+
 dockerfiles: .venv/.dev
 	$(BIN)/hadolint --config .hadolint.yaml containers/*.Dockerfile
 

@@ -97,8 +97,13 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_stack(home: Path, **settings: str) -> Iterator[Stack]:
-    """Runs `allm serve` with the demo model, as a user would, until the block ends."""
+def running_stack(
+    home: Path, *, python: str = sys.executable, folder: Path | None = None, **settings: str
+) -> Iterator[Stack]:
+    """Runs `allm serve` with the demo model, as a user would, until the block ends.
+
+    `python`: the environment's. `folder`: where it is started; here by default.
+    """
     port = free_port()
     defaults = {
         "ALLM_PORT": str(port),
@@ -110,7 +115,8 @@ def running_stack(home: Path, **settings: str) -> Iterator[Stack]:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "serve"],
+            [python, "-m", "services.cli", "serve"],
+            cwd=folder,
             env=environment(home, **{**defaults, **settings}),
             stdin=subprocess.DEVNULL,
             stdout=output,
