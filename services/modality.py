@@ -96,7 +96,7 @@ class ModalityService:
         residency = await Residency.open(settings, manager, needed, vulkan=vulkan, own=own)
         residents = ResidencyServicer(residency)
         residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
-        figures = FigureReader(modality, residency.snapshot, settings.residency.threshold)
+        figures = FigureReader(residency.snapshot, settings.residency.threshold)
         preload = settings.residency.preload
         provision = Provision(settings.model, modality, registry, manager, preload, own, share, figures=figures)
         return cls(manager, residency, residents, provision)

@@ -39,6 +39,7 @@ from services.residency.registered_models import RegisteredModels, require
 from services.rpc.deadline import caller_deadline
 from services.settings.modality_settings import AudioSettings
 from services.telemetry import metrics
+from services.telemetry.figures import LATENCIES
 from services.telemetry.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
 from services.worker.devices import cublas_environ
 from services.worker.model_in_worker import ModelInWorker
@@ -209,7 +210,9 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
     def _measure(self, message: Result, job: TranscriptionJob) -> None:
         if isinstance(message, Transcribed) and not job.has_text:
             job.has_text = True
-            metrics.FIRST_SEGMENT.labels(self._model_id).observe(time.monotonic() - job.started)
+            seconds = time.monotonic() - job.started
+            metrics.FIRST_SEGMENT.labels(self._model_id).observe(seconds)
+            LATENCIES.record("first_output", self._model_id, seconds)
         elif isinstance(message, Finished):
             metrics.AUDIO_SECONDS.labels(self._model_id).inc(message.seconds)
             metrics.SPEECH_SECONDS.labels(self._model_id).inc(message.speech_seconds)

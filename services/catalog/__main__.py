@@ -16,6 +16,8 @@ from services.catalog.api.ollama_facade import OllamaModelsFacade
 from services.catalog.api_keys import ApiKeys
 from services.catalog.catalog import Catalog
 from services.catalog.database import FILE_NAME, MIGRATIONS, CatalogDatabase
+from services.catalog.machine_samples import MachineSamples
+from services.catalog.machine_watch import KEPT_SECONDS
 from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import check_publishers, load_supported
 from services.rpc.server import Application, run
@@ -32,10 +34,12 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     try:
         registrations = await Registrations.load(database)
         keys = await ApiKeys.load(database)
+        samples = MachineSamples(database)
+        past = await samples.load(KEPT_SECONDS)
     except BaseException:
         await database.close()
         raise
-    catalog = Catalog(registrations, settings.model, supported)
+    catalog = Catalog(registrations, settings.model, supported, past=past, samples=samples)
     await catalog.declarations.wait_until_attempted(FILE_SECONDS)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)

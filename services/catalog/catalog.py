@@ -10,10 +10,11 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from services.catalog.machine import Machine
+from services.catalog.machine import Machine, Sample
+from services.catalog.machine_samples import MachineSamples
 from services.catalog.machine_watch import MachineWatchers
 from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.declarations import Declarations
@@ -57,7 +58,10 @@ class Catalog:
         settings: ModelSettings,
         supported: SupportedModels,
         clock: Callable[[], float] = time.monotonic,
+        past: Iterable[Sample] = (),
+        samples: MachineSamples | None = None,
     ) -> None:
+        """`past` and `samples`: as in MachineWatchers."""
         self._registrations = registrations
         self._replica_status = ReplicaStatus(clock)
         self._surveyor = Surveyor(settings, supported)
@@ -67,7 +71,7 @@ class Catalog:
         registrations.on_change = self._registration_changed
         self.views.on_change = self.watchers.notify
         self._machine = Machine(clock)
-        self.machine_watchers = MachineWatchers(self._machine)
+        self.machine_watchers = MachineWatchers(self._machine, past, samples)
         self.declarations = Declarations(settings.models_file, registrations, self._registrar)
         self._expiry = asyncio.create_task(self._expire_regularly())
 

@@ -93,6 +93,12 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE api_keys ADD COLUMN bytes_in_flight INTEGER NOT NULL DEFAULT 0; -- 0: no limit; so is the next
     ALTER TABLE api_keys ADD COLUMN stored_bytes INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    CREATE TABLE machine_samples (
+        time INTEGER PRIMARY KEY,                  -- milliseconds since the epoch
+        sample TEXT NOT NULL                       -- JSON, see machine_samples.py
+    ) STRICT;
+    """,
 )
 
 

@@ -1,30 +1,38 @@
 """The state of all live replicas together, aggregated from their reports, with rates and percentiles of one minute.
 
-Rates and percentiles come from the increase of counters between two reports. As in Prometheus's histogram_quantile,
-values are assumed to be evenly distributed within a bucket, the first bucket begins at 0, and a value above the last
-finite bound counts as that bound.
+Rates come from the increase of counters between two reports. Percentiles are measured times themselves, never
+interpolated: one of a few requests is the time of one of them.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from services.models.descriptor import MODALITIES, Modality
 from services.telemetry import figures
-from services.telemetry.figures import COUNTERS, TIMES, DeviceFigures, Event, Figures, HostFigures
+from services.telemetry.figures import (
+    COUNTERS,
+    TIMES,
+    DeviceFigures,
+    Event,
+    Figures,
+    HostFigures,
+    Latency,
+    ModelFigures,
+)
 
-Buckets = Mapping[float, int]  # upper bound in seconds, the last one infinite -> number of values in the bucket
 WINDOW = 60.0  # seconds
 BIN = 2.0  # seconds that share one bin, so memory does not grow with the number of replicas
+MOST_TIMES = 1000  # of one kind in a window: the latest
 RATE_SECONDS = 4.0  # window of a rate: two reports
 POINT_SECONDS = 0.5  # between two points: a closer one replaces the last
 SHOWN = 12  # characters of a GPU's id that distinguish it from another of the same name
 MAX_EVENTS = 256  # per sample; if there are more, the latest are kept
 OLDEST_EVENT = 900.0  # seconds; older events, from while the catalog was down, are dropped
+WHOLE = ""  # in place of a model's id: all models together
 # The other counters grow in large steps.
 _STEADY: tuple[figures.Counter, ...] = ("generated_tokens", "prompt_tokens", "draft_tokens", "accepted_tokens")
 
@@ -39,86 +47,60 @@ class Percentiles:
     count: int
 
 
-def percentiles(buckets: Buckets) -> Percentiles | None:
-    """Returns the percentiles; None if nothing was measured."""
-    count = sum(buckets.values())
-    if not count:
+def percentiles(values: Collection[float]) -> Percentiles | None:
+    """Returns the percentiles by nearest rank, each one of the values; None without values."""
+    if not values:
         return None
-    p50, p95, p99 = (percentile(buckets, share) for share in (0.5, 0.95, 0.99))
+    ordered, count = sorted(values), len(values)
+    p50, p95, p99 = (ordered[-(-percent * count // 100) - 1] for percent in (50, 95, 99))
     return Percentiles(p50, p95, p99, count)
 
 
-def percentile(buckets: Buckets, share: float) -> float:
-    """Returns the value that `share` (0 to 1) of the values do not exceed; 0 without values or finite bounds."""
-    wanted = share * sum(buckets.values())
-    below, low = 0, 0.0
-    for high, count in sorted(buckets.items()):
-        if count and below + count >= wanted:
-            return low if math.isinf(high) else low + (high - low) * (wanted - below) / count
-        below += count
-        low = low if math.isinf(high) else high
-    return low
-
-
-@dataclass(slots=True)
-class CounterDelta:
-    """Sums of the counters, and counts per histogram bucket, keyed by the bucket's upper bound in seconds."""
-
-    counters: dict[figures.Counter, float] = field(default_factory=dict)
-    times: dict[figures.Times, Counter[float]] = field(default_factory=dict)
-
-    def add(self, other: CounterDelta) -> None:
-        """Adds another delta to this one."""
-        for name, value in other.counters.items():
-            self.counters[name] = self.counters.get(name, 0.0) + value
-        for times, buckets in other.times.items():
-            self.times.setdefault(times, Counter()).update(buckets)
-
-
-def counter_delta(before: Figures | None, now: Figures) -> CounterDelta:
-    """Returns the increase from `before` to `now`; all of `now` where `before` is None.
+def gains(before: ModelFigures | None, now: ModelFigures) -> dict[figures.Counter, float]:
+    """Returns the counters' increase from `before` to `now`; all of `now` where `before` is None.
 
     A counter that has decreased adds nothing: the series of a deleted model end.
     """
     old = before.counters if before else {}
-    found = CounterDelta({name: max(0.0, value - old.get(name, 0.0)) for name, value in now.counters.items()})
-    for name, times in now.times.items():
-        known = before.times.get(name) if before else None
-        counts = known.counts if known and known.bounds == times.bounds else (0,) * len(times.counts)
-        ends = (*times.bounds, math.inf)
-        more = {end: new - was for end, new, was in zip(ends, times.counts, counts, strict=True) if new > was}
-        if more:
-            found.times[name] = Counter(more)
-    return found
+    return {name: max(0.0, value - old.get(name, 0.0)) for name, value in now.counters.items()}
 
 
 class RollingWindow:
-    """The gains of a modality's replicas within the last minute. All times are seconds of one monotonic clock."""
+    """The gains and latencies within the last minute. All times are seconds of one monotonic clock."""
 
     def __init__(self, began: float) -> None:
-        self._began = began
-        self._bins: deque[tuple[float, CounterDelta]] = deque()
+        self.began = began
+        self._bins: deque[tuple[float, Counter[figures.Counter]]] = deque()
+        self._times: dict[figures.Times, deque[tuple[float, float]]] = {}
 
-    def add(self, at: float, gain: CounterDelta) -> None:
+    def add(self, at: float, gain: Mapping[figures.Counter, float]) -> None:
         """Adds a gain at that time."""
+        if not any(gain.values()):
+            return
         if not self._bins or at - self._bins[-1][0] >= BIN:
-            self._bins.append((at, CounterDelta()))
-        self._bins[-1][1].add(gain)
+            self._bins.append((at, Counter()))
+        self._bins[-1][1].update(gain)
         self._forget(at)
+
+    def measured(self, at: float, latency: Latency) -> None:
+        """Adds a latency that was reported at that time."""
+        times = self._times.setdefault(latency.kind, deque(maxlen=MOST_TIMES))
+        times.append((at - latency.age, latency.seconds))
 
     def rate(self, counter: figures.Counter, at: float) -> float:
         """Returns the counter's rate per second."""
         self._forget(at)
-        whole = sum(gain.counters.get(counter, 0.0) for _, gain in self._bins)
-        return whole / max(BIN, min(WINDOW, at - self._began))
+        return sum(gain[counter] for _, gain in self._bins) / max(BIN, min(WINDOW, at - self.began))
 
     def percentiles(self, at: float) -> dict[figures.Times, Percentiles]:
         """Returns the percentiles of each kind of time that was measured."""
+        recent = {name: [took for ended, took in self._times.get(name, ()) if at - ended <= WINDOW] for name in TIMES}
+        return {name: found for name, times in recent.items() if (found := percentiles(times))}
+
+    def empty(self, at: float) -> bool:
+        """Returns whether nothing happened within the last minute."""
         self._forget(at)
-        whole = CounterDelta()
-        for _, gain in self._bins:
-            whole.add(gain)
-        return {name: found for name in TIMES if (found := percentiles(whole.times.get(name, {})))}
+        return not self._bins and not self.percentiles(at)
 
     def _forget(self, at: float) -> None:
         while self._bins and at - self._bins[0][0] > WINDOW:
@@ -126,15 +108,15 @@ class RollingWindow:
 
 
 class Speed:
-    """The growth rate of a replica's counters over the last few seconds. `uptime`: the replica's own seconds."""
+    """The growth rate of counters of a replica over the last few seconds. `uptime`: the replica's own seconds."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, dict[figures.Counter, float]]] = deque()
 
-    def add(self, uptime: float, gain: CounterDelta) -> None:
+    def add(self, uptime: float, gain: Mapping[figures.Counter, float]) -> None:
         """Adds the gain since the previous point."""
         before = self._points[-1][1] if self._points else {}
-        totals = {name: before.get(name, 0.0) + value for name, value in gain.counters.items()}
+        totals = {name: before.get(name, 0.0) + value for name, value in gain.items()}
         if len(self._points) > 1 and uptime - self._points[-2][0] < POINT_SECONDS:
             self._points.pop()
         self._points.append((uptime, totals))
@@ -185,15 +167,22 @@ def _with_distinct_names(devices: list[DeviceFigures]) -> tuple[DeviceFigures, .
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """The load of a modality's replicas together. The mappings leave out anything that was not measured."""
+class Load:
+    """The load of one model on all replicas together. The mappings leave out anything that was not measured."""
 
-    modality: Modality
-    replicas: int
     running: int
     waiting: int
     rates: Mapping[figures.Counter, float]  # per second
     times: Mapping[figures.Times, Percentiles]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic(Load):
+    """The load of a modality's replicas together."""
+
+    modality: Modality
+    replicas: int
+    models: Mapping[str, Load] = field(default_factory=dict)  # by id: those with a request within the last minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +197,8 @@ class Sample:
     @property
     def size(self) -> int:
         """The number of entries, by which the history of samples is bounded."""
-        devices = sum(len(host.devices) for host in self.hosts)
-        return len(self.hosts) + devices + len(self.traffic) + len(self.events)
+        parts = sum(len(host.devices) for host in self.hosts) + sum(len(each.models) for each in self.traffic)
+        return len(self.hosts) + len(self.traffic) + len(self.events) + parts
 
 
 @dataclass(slots=True)
@@ -219,28 +208,33 @@ class _Report:
     modality: Modality
     figures: Figures
     received: float  # by `Machine`'s clock
-    speed: Speed = field(default_factory=Speed)
-    event: int = 0  # number of its last event
+    speeds: dict[str, Speed] = field(default_factory=dict)  # by model; WHOLE: of the replica
+    event: int = 0  # number of its last event; so is the next
+    latency: int = 0
+
+    def of(self, model: str) -> ModelFigures | None:
+        """Returns a model's figures, or those of the replica for WHOLE; None if it has none."""
+        return self.figures.models.get(model) if model else self.figures
 
 
 class Machine:
     """Collects figures and makes samples of them. `clock`: monotonic seconds; `now`: seconds since the epoch.
 
-    Its memory is bounded by the number of live replicas, which `ReplicaStatus` bounds.
+    Its memory is bounded by the number of live replicas, which `ReplicaStatus` bounds, and of their models.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._now = now
         self._reports: dict[str, _Report] = {}  # by replica, in order of the last report
-        self._minutes: dict[Modality, RollingWindow] = {}
+        self._windows: dict[Modality, dict[str, RollingWindow]] = {}  # by model; WHOLE: of all models
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def take(self, replica: str, modality: Modality, reported: Figures) -> None:
         """Takes in a live replica's report.
 
         The first report has no predecessor to compare with, so the counters count from then on. If the process has
-        started since the last report, its counters count in full.
+        started since the last report, its counters count in full. Latencies count in any case, once.
         """
         at, known = self._clock(), self._reports.pop(replica, None)
         if known and known.modality != modality:
@@ -248,17 +242,39 @@ class Machine:
         before: Figures | None = reported
         new = _Report(modality, reported, at)
         if known and known.figures.began == reported.began:
-            before, new.speed, new.event = known.figures, known.speed, known.event
+            before, new.speeds, new.event, new.latency = known.figures, known.speeds, known.event, known.latency
         elif known and reported.uptime <= at - known.received:
             before = None
-        gain = counter_delta(before, reported)
-        new.speed.add(reported.uptime, gain)
-        self._minutes.setdefault(modality, RollingWindow(at)).add(at, gain)
+        self._count(new, before)
         for number, event in reported.events:
             if number > new.event and event.at > self._now() - OLDEST_EVENT:
                 self._events.append(replace(event, replica=replica))
             new.event = max(new.event, number)
+        for number, latency in reported.latencies:
+            if number > new.latency:
+                self._window(modality, WHOLE, at).measured(at, latency)
+                self._window(modality, latency.model, at).measured(at, latency)
+            new.latency = max(new.latency, number)
         self._reports[replica] = new
+
+    def _count(self, new: _Report, before: Figures | None) -> None:
+        """Adds what the counters gained since `before`, of the replica and of each of its models."""
+        at, reported = new.received, new.figures
+        gained = {WHOLE: gains(before, reported)}
+        gained |= {
+            model: gains(before.models.get(model) if before else None, found)
+            for model, found in reported.models.items()
+        }
+        new.speeds = {model: new.speeds.get(model, Speed()) for model in gained}
+        for model, gain in gained.items():
+            new.speeds[model].add(reported.uptime, gain)
+            if model == WHOLE or any(gain.values()):
+                self._window(new.modality, model, at).add(at, gain)
+
+    def _window(self, modality: Modality, model: str, at: float) -> RollingWindow:
+        """Returns the window of a model, which began with that of its modality."""
+        windows = self._windows.setdefault(modality, {WHOLE: RollingWindow(at)})
+        return windows.setdefault(model, RollingWindow(windows[WHOLE].began))
 
     def drop(self, replica: str, *, lost: bool = False) -> None:
         """Stops counting a replica. `lost`: it went silent without signing off."""
@@ -281,20 +297,42 @@ class Machine:
         live = [report for report in self._reports.values() if report.modality == modality]
         if not live:
             return None
-        at, minute = self._clock(), self._minutes[modality]
-        rates: dict[figures.Counter, float] = {}
-        for counter in COUNTERS:
-            if counter in _STEADY:
-                speeds = [rate for report in live if (rate := report.speed.rate(counter)) is not None]
-                if speeds:
-                    rates[counter] = sum(speeds)
-            elif any(counter in report.figures.counters for report in live):
-                rates[counter] = minute.rate(counter, at)
+        at, windows = self._clock(), self._windows[modality]
+        for report in live:
+            for model, found in report.figures.models.items():
+                if found.running or found.waiting:
+                    self._window(modality, model, at)
+        loads = {model: _load(live, model, window, at) for model, window in windows.items()}
+        whole = loads.pop(WHOLE)
+        for model in [model for model, load in loads.items() if not load.running + load.waiting]:
+            if windows[model].empty(at):
+                del windows[model], loads[model]
         return Traffic(
             modality=modality,
             replicas=len(live),
-            running=sum(report.figures.running for report in live),
-            waiting=sum(report.figures.waiting for report in live),
-            rates=rates,
-            times=minute.percentiles(at),
+            running=whole.running,
+            waiting=whole.waiting,
+            rates=whole.rates,
+            times=whole.times,
+            models=dict(sorted(loads.items())),
         )
+
+
+def _load(live: Collection[_Report], model: str, window: RollingWindow, at: float) -> Load:
+    """Returns the load of a model on all its live replicas, or of all models for WHOLE."""
+    found = [part for report in live if (part := report.of(model))]
+    rates: dict[figures.Counter, float] = {}
+    for counter in COUNTERS:
+        if counter in _STEADY:
+            speeds = [report.speeds[model] for report in live if model in report.speeds]
+            known = [rate for speed in speeds if (rate := speed.rate(counter)) is not None]
+            if known:
+                rates[counter] = sum(known)
+        elif any(counter in part.counters for part in found):
+            rates[counter] = window.rate(counter, at)
+    return Load(
+        running=sum(part.running for part in found),
+        waiting=sum(part.waiting for part in found),
+        rates=rates,
+        times=window.percentiles(at),
+    )

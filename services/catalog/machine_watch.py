@@ -1,4 +1,4 @@
-"""Samples of the machine: one every two seconds, a history of the last minutes, and its watchers.
+"""Samples of the machine: one every two seconds, a history of the last minutes, also on disk, and its watchers.
 
 All watchers read the same history, so a slow one blocks nobody and needs no buffer. A watcher that falls too far behind
 misses the oldest samples.
@@ -11,12 +11,15 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog.machine import Machine, Sample
+from services.catalog.machine_samples import MachineSamples
 from services.catalog.replica_status import REPORT_WITHIN
 from services.catalog.watches import OpenWatch, OpenWatches
+from services.errors import Internal
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,7 @@ INTERVAL = REPORT_WITHIN  # seconds from one sample to the next: replicas report
 KEPT_SECONDS = 900.0
 MOST_KEPT = 100_000  # entries of all samples; with over 200 hosts and devices less than KEPT_SECONDS are kept
 MAX_WATCHERS = 100
+SAVE_SECONDS = 10.0  # between two transactions; a crash loses as much
 
 
 class SampleHistory:
@@ -96,13 +100,20 @@ class MachineWatch(OpenWatch[Sample | CaughtUp]):
 
 
 class MachineWatchers:
-    """Takes the samples and notifies all watchers. It needs a running loop; close it."""
+    """Takes the samples, saves them and notifies all watchers. It needs a running loop; close it.
 
-    def __init__(self, machine: Machine) -> None:
+    `past`: samples of an earlier process, oldest first; `stored`: where later ones are saved, None: nowhere.
+    """
+
+    def __init__(self, machine: Machine, past: Iterable[Sample] = (), stored: MachineSamples | None = None) -> None:
         self._machine = machine
         self.history = SampleHistory()
+        for sample in past:
+            self.history.add(sample)
+        self._stored = stored
+        self._unsaved = self.history.end  # number of the first sample that is not saved
         self._open: OpenWatches[MachineWatch] = OpenWatches(MAX_WATCHERS, "the machine")
-        self._task = asyncio.create_task(self._sample())
+        self._tasks = [asyncio.create_task(self._sample()), asyncio.create_task(self._save_regularly())]
 
     def watch(self, seconds: float) -> AbstractContextManager[MachineWatch]:
         """Opens a watch for the duration of the block. `seconds`: how far back it begins; 0: at the last sample.
@@ -122,11 +133,32 @@ class MachineWatchers:
         self._open.close()
 
     async def close(self) -> None:
-        """Ends all watches and stops sampling."""
+        """Ends all watches, stops sampling, and saves the last samples."""
         self.end_watches()
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.save()
+
+    async def save(self) -> None:
+        """Saves the samples since the last call. Logs an error: the next call tries again."""
+        if self._stored is None or self._unsaved == self.history.end:
+            return
+        end, first = self.history.end, max(self._unsaved, self.history.begin)
+        oldest = self.history[self.history.begin].at
+        try:
+            await self._stored.save([self.history[number] for number in range(first, end)], oldest)
+            self._unsaved = end
+        except Internal as error:
+            log.warning("the machine's samples cannot be saved: %s", error.message)
+        except Exception:  # a bug must not end the saving
+            log.exception("the machine's samples cannot be saved")
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            await self.save()
 
     async def _sample(self) -> None:
         due = time.monotonic()

@@ -23,16 +23,32 @@ from services.residency.memory.memory_estimate import HOST, share_of
 
 NOTHING = "-"
 MEMORY = ("MEMORY", "USED", "OF", "SHARE", "THRESHOLD")
-COUNTS = ("REPLICAS", "RUNNING", "WAITING")
-RATES = ("TOKENS/S", "GUESSES/S", "RIGHT", "PROMPT/S", "AUDIO S/S", "IMAGES/S")
-TRAFFIC = ("SERVICE", *COUNTS, *RATES, "FIRST P50", "P95", "P99", "REQUEST P50", "P95", "P99")
-MODELS = ("MODEL", "STATE", "COMPUTES", "RESERVED", "DETAIL")
+COLUMNS = (
+    *("MODEL", "STATE", "RUN", "WAIT", "REQ/S", "OUTPUT/S", "FIRST P50", "FIRST P95", "FIRST P99", "REQUEST P50"),
+    *("REQUEST P95", "REQUEST P99", "RIGHT", "PROMPT/S", "MEMORY", "REPLICAS", "COMPUTES", "DETAIL"),
+)
+TRAFFIC = [name.split()[-1] if name.endswith(("P95", "P99")) else name for name in COLUMNS]
+WORDS = {"MODEL", "STATE", "COMPUTES", "DETAIL"}  # the other columns are numbers
+# A narrow terminal does without these, the first of them first.
+LEAST = (
+    "REPLICAS",
+    "REQUEST P99",
+    "FIRST P99",
+    "PROMPT/S",
+    "COMPUTES",
+    "REQUEST P95",
+    "REQUEST P50",
+    "MEMORY",
+    "RIGHT",
+)
 MODEL_ORDER = {"loaded": 0, "ready": 2}  # the others, of which DETAIL says why, stand between them
 MAX_MODELS = 20
+LIST_SAMPLES = 5  # the models are listed again after so many samples, or after an event
 EVENTS = ("TIME", "EVENT", "REPLICA", "MODEL")
 SILENT_SECONDS = 6.0  # three intervals of samples
 PAST_SECONDS = 900  # age of the oldest events shown
 MAX_EVENTS = 10
+Load = machine_service_pb2.Traffic | machine_service_pb2.ModelTraffic
 Shown = tuple[machine_service_pb2.MachineSample, list[figures_pb2.MachineEvent]]
 
 
@@ -42,7 +58,7 @@ def show_machine(
     events: Sequence[figures_pb2.MachineEvent],
     models: Sequence[model_pb2.Model],
 ) -> None:
-    """Shows memory, each service's load, the models with the device that computes them, and the latest events."""
+    """Shows memory, the load of each service and its models, and the latest events."""
     rows = [row for host in sample.hosts for row in _memory(host)]
     if rows:
         page.table(MEMORY, rows, right=frozenset(MEMORY[1:]))
@@ -50,29 +66,85 @@ def show_machine(
     if not sample.traffic:
         page.say("no service is running")
         return
-    page.table(TRAFFIC, [_traffic(each) for each in sample.traffic], right=frozenset(TRAFFIC[1:]))
-    if models:
-        page.say("")
-        rows = sorted((_model(model) for model in models), key=lambda row: MODEL_ORDER.get(row[1], 1))
-        page.table(MODELS, rows[:MAX_MODELS], right=frozenset({"RESERVED"}))
-        if len(rows) > MAX_MODELS:
-            page.say(f"and {len(rows) - MAX_MODELS} more: allm models list")
+    rows, hidden = traffic_rows(sample.traffic, models)
+    least = [COLUMNS.index(name) for name in LEAST]
+    page.table(TRAFFIC, rows, right=frozenset(TRAFFIC) - WORDS, least=least)
+    if hidden:
+        page.say(f"and {hidden} more: allm models list")
     if events:
         page.say("")
         page.table(EVENTS, [_event(each) for each in events])
 
 
-def _model(model: model_pb2.Model) -> tuple[str, ...]:
-    """Returns a model's row; a model in memory has the state `loaded`."""
+def traffic_rows(
+    traffic: Sequence[machine_service_pb2.Traffic], models: Sequence[model_pb2.Model]
+) -> tuple[list[tuple[str, ...]], int]:
+    """Returns a row for each service, below it one for each of its models, and the number of models left out."""
+    services = {each.modality: each for each in traffic}
+    loads = {load.model_id: load for each in traffic for load in each.models}
+    known = {model.id: model for model in models}
+    # A model that is gone may still have finished requests within the last minute.
+    places = {load.model_id: each.modality for each in traffic for load in each.models}
+    places |= {model.id: model.modality for model in models}
+
+    def order(model_id: str) -> tuple[int, str]:
+        return 0 if model_id in loads else MODEL_ORDER.get(_state(known[model_id]), 1), model_id
+
+    shown = sorted(places, key=order)[:MAX_MODELS]
+    rows = []
+    for modality in sorted({*services, *map(places.__getitem__, shown)}):
+        service = services.get(modality)
+        replicas = (str(service.replicas) if service else NOTHING, NOTHING, "")
+        rows.append((modality_word(modality), NOTHING, *_load(service), NOTHING, *replicas))
+        own = (model_id for model_id in shown if places[model_id] == modality)
+        rows += [_model(model_id, loads.get(model_id), known.get(model_id)) for model_id in own]
+    return rows, len(places) - len(shown)
+
+
+def _model(model_id: str, load: Load | None, model: model_pb2.Model | None) -> tuple[str, ...]:
+    if model is None:
+        return (f"  {model_id}", "deleted", *_load(load), NOTHING, NOTHING, NOTHING, "")
     used = {(one.runtime, one.device): None for one in model.replicas if one.runtime}
-    reserved = sum(one.memory.reserved_bytes for one in model.replicas)
+    computes = ", ".join(f"{runtime} on {device}" for runtime, device in used) or NOTHING
+    reserved = _reserved(model)
+    memory = bytes_word(reserved) if reserved else NOTHING
+    return (f"  {model_id}", _state(model), *_load(load), memory, NOTHING, computes, detail(model))
+
+
+def _state(model: model_pb2.Model) -> str:
+    """Returns the word of its state; a model in memory has the state `loaded`."""
+    word = state_word(model.state)
+    return "loaded" if word == "ready" and _reserved(model) else word
+
+
+def _reserved(model: model_pb2.Model) -> int:
+    return sum(one.memory.reserved_bytes for one in model.replicas)
+
+
+def _load(load: Load | None) -> tuple[str, ...]:
+    """Returns the cells from RUN to PROMPT/S."""
+    if load is None:
+        return (NOTHING,) * (COLUMNS.index("PROMPT/S") - COLUMNS.index("RUN") + 1)
+    given = load.HasField
     return (
-        model.id,
-        "loaded" if reserved and state_word(model.state) == "ready" else state_word(model.state),
-        ", ".join(f"{runtime} on {device}" for runtime, device in used) or NOTHING,
-        bytes_word(reserved) if reserved else NOTHING,
-        detail(model),
+        str(load.running),
+        str(load.waiting),
+        _rate(load.requests_per_second) if given("requests_per_second") else NOTHING,
+        _output(load),
+        *_times(load.first_output),
+        *_times(load.request),
+        _share(load.accepted_tokens_per_second, load.draft_tokens_per_second),
+        _rate(load.prompt_tokens_per_second) if given("prompt_tokens_per_second") else NOTHING,
     )
+
+
+def _output(load: Load) -> str:
+    """Returns seconds of transcribed audio, images, or generated tokens per second."""
+    if load.HasField("audio_seconds_per_second"):
+        return f"{_rate(load.audio_seconds_per_second)} s"
+    if load.HasField("images_per_second"):
+        return f"{_rate(load.images_per_second)} img"
+    return f"{_rate(load.generated_tokens_per_second)} tok" if load.HasField("generated_tokens_per_second") else NOTHING
 
 
 def _memory(host: machine_service_pb2.Host) -> list[tuple[str, ...]]:
@@ -92,23 +164,6 @@ def _memory(host: machine_service_pb2.Host) -> list[tuple[str, ...]]:
 
 def _share(used: float, total: float) -> str:
     return f"{used / total:.0%}" if total else NOTHING
-
-
-def _traffic(traffic: machine_service_pb2.Traffic) -> tuple[str, ...]:
-    counts = (traffic.replicas, traffic.running, traffic.waiting)
-    given = traffic.HasField
-    return (
-        modality_word(traffic.modality),
-        *map(str, counts),
-        _rate(traffic.generated_tokens_per_second) if given("generated_tokens_per_second") else NOTHING,
-        _rate(traffic.draft_tokens_per_second) if given("draft_tokens_per_second") else NOTHING,
-        _share(traffic.accepted_tokens_per_second, traffic.draft_tokens_per_second),
-        _rate(traffic.prompt_tokens_per_second) if given("prompt_tokens_per_second") else NOTHING,
-        _rate(traffic.audio_seconds_per_second) if given("audio_seconds_per_second") else NOTHING,
-        _rate(traffic.images_per_second) if given("images_per_second") else NOTHING,
-        *_times(traffic.first_output),
-        *_times(traffic.request),
-    )
 
 
 def _rate(rate: float) -> str:
@@ -131,22 +186,26 @@ def _event(event: figures_pb2.MachineEvent) -> tuple[str, ...]:
 
 
 def show_once(address: str, as_json: bool) -> None:
-    """Shows one sample and the latest events. An error ends the command with a sentence."""
+    """Shows one sample, the models and the latest events. An error ends the command with a sentence."""
     with session(address) as at, closing(samples(at.connection)) as found:
         sample, events = next(found)
+        models = at.catalog.models().models
         if as_json:
-            print_document({"sample": document(sample), "events": [document(each) for each in events]})
+            parts = {"events": events, "models": models}
+            print_document({"sample": document(sample)} | {name: [*map(document, all)] for name, all in parts.items()})
         else:
-            show_machine(Page(), sample, events, at.catalog.models().models)
+            show_machine(Page(), sample, events, models)
 
 
 def show_on(address: str, console: Console) -> None:
     """Shows each new sample on a terminal until Ctrl-C. Ends as `show_once` does."""
     with session(address) as at, suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
-        for sample, events in samples(at.connection):
+        for number, (sample, events) in enumerate(samples(at.connection)):
+            if number % LIST_SAMPLES == 0 or sample.events:
+                models = at.catalog.models().models
             drawn = Console(file=io.StringIO(), force_terminal=True, width=console.width, highlight=False)
             with drawn.capture() as shown:
-                show_machine(Page(drawn), sample, events, at.catalog.models().models)
+                show_machine(Page(drawn), sample, events, models)
             live.update(Text.from_ansi(shown.get()), refresh=True)
 
 

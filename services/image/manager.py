@@ -36,6 +36,7 @@ from services.residency.registered_models import RegisteredModels, require
 from services.rpc.deadline import caller_deadline
 from services.settings.modality_settings import ImageSettings
 from services.telemetry import metrics
+from services.telemetry.figures import LATENCIES
 from services.telemetry.tracing import IMAGES, INPUT_TOKENS, STEPS
 from services.worker.model_in_worker import ModelInWorker
 from services.worker.process import WorkerProcess, WorkerStart, available_cores, worker_environ
@@ -144,7 +145,9 @@ class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
     def _measure(self, job: GenerationJob) -> None:
         metrics.IMAGES.labels(self._model_id).inc()
         if IMAGES not in job.counts:
-            metrics.FIRST_IMAGE.labels(self._model_id).observe(time.monotonic() - job.started)
+            seconds = time.monotonic() - job.started
+            metrics.FIRST_IMAGE.labels(self._model_id).observe(seconds)
+            LATENCIES.record("first_output", self._model_id, seconds)
 
     def _reset(self) -> None:
         self._count(Counters(self.counters.steps, 0, 0, 0))

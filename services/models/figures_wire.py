@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from allm.models.v1 import figures_pb2
 
@@ -10,34 +11,51 @@ from services.errors import InvalidRequest
 from services.telemetry.figures import (
     COUNTERS,
     KINDS,
+    MOST_LATENCIES,
     TIMES,
+    Counter,
     DeviceFigures,
     Event,
     Figures,
     HostFigures,
     Kind,
-    Latencies,
+    Latency,
+    ModelFigures,
+    Times,
 )
 
-MAX_BOUNDS = 64
 MAX_DEVICES = 64
 MAX_EVENTS = 256
+MAX_MODELS = 1000
 MAX_NAME = 128  # characters
 EVENT_KINDS: dict[Kind, figures_pb2.MachineEventKind.ValueType] = {
     kind: figures_pb2.MachineEventKind.Value(f"MACHINE_EVENT_KIND_{kind.upper()}") for kind in KINDS
 }
+LATENCY_KINDS: dict[Times, figures_pb2.LatencyKind.ValueType] = {
+    kind: figures_pb2.LatencyKind.Value(f"LATENCY_KIND_{kind.upper()}") for kind in TIMES
+}
+_EVENT_KINDS = {value: kind for kind, value in EVENT_KINDS.items()}
+_LATENCY_KINDS = {value: kind for kind, value in LATENCY_KINDS.items()}
 _NANOS = 1_000_000_000
 
 
 def figures_message(figures: Figures) -> figures_pb2.ReplicaFigures:
-    """Encodes the figures that a replica reports."""
+    """Encodes the figures that a replica reports; of its models, the first MAX_MODELS."""
     message = figures_pb2.ReplicaFigures(running=figures.running, waiting=figures.waiting)
+    _set_counters(message, figures.counters)
     message.start_time.FromNanoseconds(figures.began)
     message.uptime.FromNanoseconds(round(figures.uptime * _NANOS))
-    for counter, value in figures.counters.items():
-        setattr(message, counter, value)
-    for name, times in figures.times.items():
-        getattr(message, name).CopyFrom(figures_pb2.Latencies(bounds=times.bounds, counts=times.counts))
+    for model_id, model in list(figures.models.items())[:MAX_MODELS]:
+        part = message.models.add(model_id=model_id, running=model.running, waiting=model.waiting)
+        _set_counters(part, model.counters)
+    for number, latency in figures.latencies:
+        message.latencies.add(
+            number=number,
+            kind=LATENCY_KINDS[latency.kind],
+            model_id=latency.model,
+            seconds=latency.seconds,
+            age_seconds=latency.age,
+        )
     if host := figures.host:
         message.host.CopyFrom(_host_message(host))
     for number, event in figures.events:
@@ -57,25 +75,30 @@ def event_message(event: Event) -> figures_pb2.MachineEvent:
 def read_figures(message: figures_pb2.ReplicaFigures) -> Figures:
     """Decodes the figures of a replica; long texts are cut.
 
-    Raises InvalidRequest, also for reports larger than any replica's. Skips events of unknown kinds, because a service
-    may be newer than the catalog.
+    Raises InvalidRequest, also for reports larger than any replica's. Skips events and latencies of unknown kinds,
+    because a service may be newer than the catalog.
     """
-    if len(message.events) > MAX_EVENTS:
-        raise InvalidRequest(f"'figures.events' may have at most {MAX_EVENTS} entries", param="figures.events")
-    kinds = {value: kind for kind, value in EVENT_KINDS.items()}
-    counters = {name: getattr(message, name) for name in COUNTERS if message.HasField(name)}
-    if not all(math.isfinite(value) and value >= 0 for value in counters.values()):
-        raise InvalidRequest("'figures': counters must be finite and not negative", param="figures")
+    for name, most in (("events", MAX_EVENTS), ("models", MAX_MODELS), ("latencies", MOST_LATENCIES)):
+        if len(getattr(message, name)) > most:
+            raise InvalidRequest(f"'figures.{name}' may have at most {most} entries", param=f"figures.{name}")
     return Figures(
         began=message.start_time.ToNanoseconds(),
         uptime=message.uptime.ToNanoseconds() / _NANOS,
         running=max(0, message.running),
         waiting=max(0, message.waiting),
-        counters=counters,
-        times={name: _read_latencies(getattr(message, name)) for name in TIMES if message.HasField(name)},
+        counters=_read_counters(message),
+        models={one.model_id[:MAX_NAME]: _read_model(one) for one in message.models},
+        latencies=tuple((one.number, _read_latency(one)) for one in message.latencies if one.kind in _LATENCY_KINDS),
+        events=tuple((one.number, _read_event(one.event)) for one in message.events if one.event.kind in _EVENT_KINDS),
         host=_read_host(message.host) if message.HasField("host") else None,
-        events=tuple((one.number, _read_event(one.event)) for one in message.events if one.event.kind in kinds),
     )
+
+
+def _set_counters(
+    message: figures_pb2.ReplicaFigures | figures_pb2.ModelFigures, counters: Mapping[Counter, float]
+) -> None:
+    for counter, value in counters.items():
+        setattr(message, counter, value)
 
 
 def _host_message(host: HostFigures) -> figures_pb2.HostFigures:
@@ -111,20 +134,39 @@ def _read_host(message: figures_pb2.HostFigures) -> HostFigures:
     )
 
 
-def _read_latencies(message: figures_pb2.Latencies) -> Latencies:
-    bounds, counts = tuple(message.bounds), tuple(message.counts)
-    ascending = all(low < high < math.inf for low, high in zip((0.0, *bounds), bounds, strict=False))
-    if not ascending or len(bounds) > MAX_BOUNDS or len(counts) != len(bounds) + 1 or min(counts) < 0:
-        what = f"'figures': a histogram must have at most {MAX_BOUNDS} ascending bounds above 0, and one count more"
-        raise InvalidRequest(what, param="figures")
-    return Latencies(bounds, counts)
+def _read_counters(message: figures_pb2.ReplicaFigures | figures_pb2.ModelFigures) -> dict[Counter, float]:
+    counters: dict[Counter, float] = {name: getattr(message, name) for name in COUNTERS if message.HasField(name)}
+    if not all(map(_is_amount, counters.values())):
+        raise InvalidRequest("'figures': counters must be finite and not negative", param="figures")
+    return counters
+
+
+def _is_amount(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
+
+
+def _read_model(message: figures_pb2.ModelFigures) -> ModelFigures:
+    return ModelFigures(
+        running=max(0, message.running), waiting=max(0, message.waiting), counters=_read_counters(message)
+    )
+
+
+def _read_latency(message: figures_pb2.NumberedLatency) -> Latency:
+    if not _is_amount(message.seconds) or not _is_amount(message.age_seconds):
+        what = "'figures.latencies': times and ages must be finite and not negative"
+        raise InvalidRequest(what, param="figures.latencies")
+    return Latency(
+        kind=_LATENCY_KINDS[message.kind],
+        model=message.model_id[:MAX_NAME],
+        seconds=message.seconds,
+        age=message.age_seconds,
+    )
 
 
 def _read_event(message: figures_pb2.MachineEvent) -> Event:
-    (kind,) = (kind for kind in KINDS if EVENT_KINDS[kind] == message.kind)
     return Event(
         at=message.time.ToMilliseconds() / 1000,
-        kind=kind,
+        kind=_EVENT_KINDS[message.kind],
         model=message.model_id[:MAX_NAME],
         reason=message.reason[:MAX_NAME],
     )

@@ -27,7 +27,16 @@ from services.provision.follower import ModelSet
 from services.residency.memory.readings import MemorySnapshot
 from services.settings.settings import ModelSettings
 from services.telemetry import figures, metrics
-from services.telemetry.figures import EVENTS, DeviceFigures, Figures, HostFigures, Latencies, ModelEvents
+from services.telemetry.figures import (
+    EVENTS,
+    LATENCIES,
+    DeviceFigures,
+    Figures,
+    HostFigures,
+    ModelEvents,
+    ModelFigures,
+    ModelLatencies,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +45,14 @@ AWAY_SECONDS = 0.5  # between attempts while the catalog is away
 TIMEOUT = 5.0
 QUIET_SECONDS = 0.1  # changes within this time share one report
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_COUNTERS: dict[figures.Counter, Counter] = {
+_COUNTERS: dict[figures.Counter, Counter | Histogram] = {
+    "requests": metrics.SERVER_DURATION,
     "generated_tokens": metrics.GENERATED_TOKENS,
     "prompt_tokens": metrics.PROMPT_TOKENS,
     "draft_tokens": metrics.DRAFT_TOKENS,
     "accepted_tokens": metrics.ACCEPTED_TOKENS,
     "audio_seconds": metrics.AUDIO_SECONDS,
     "images": metrics.IMAGES,
-}
-_FIRST: dict[Modality, Histogram] = {
-    "text": metrics.FIRST_TOKEN,
-    "audio": metrics.FIRST_SEGMENT,
-    "image": metrics.FIRST_IMAGE,
 }
 
 
@@ -76,7 +81,8 @@ class Reporter:
         self._reported: dict[str, Status] = {}
         self._upheavals = 0
         self._figures = figures
-        self._event = 0  # number of the last event that the catalog has received
+        self._event = 0  # number of the last event that the catalog has received; so is the next
+        self._latency = 0
 
     async def report(self) -> None:
         """Reports until it is cancelled, then reports that the replica leaves."""
@@ -129,6 +135,7 @@ class Reporter:
             return False
         self._reported = statuses
         self._event = max([self._event, *(one.number for one in request.figures.events)])
+        self._latency = max([self._latency, *(one.number for one in request.figures.latencies)])
         # Models removed since were in no report: the catalog forgets them with their registration.
         self._complete = reply.send_complete
         if seconds := reply.report_within.ToMilliseconds() / 1000:
@@ -138,11 +145,15 @@ class Reporter:
         return True
 
     def _add_figures(self, request: model_service_pb2.ReportModelStatusRequest) -> None:
-        """Adds the figures. On any error stops sending them, because models are more important."""
+        """Adds the figures. On any error stops sending them, because models are more important.
+
+        A catalog that knows nothing of this replica gets the latencies of the whole last minute: it may have restarted.
+        """
         if self._figures is None:
             return
         try:
-            request.figures.CopyFrom(figures_wire.figures_message(self._figures.read(self._event)))
+            read = self._figures.read(self._event, 0 if self._complete else self._latency)
+            request.figures.CopyFrom(figures_wire.figures_message(read))
         except Exception:
             log.exception("cannot report the figures of this replica")
             self._figures = None
@@ -172,69 +183,62 @@ def _offers(runtime: RuntimeSpec) -> Iterator[model_service_pb2.RuntimeOffer]:
         )
 
 
-def total(metric: Counter | Gauge) -> float | None:
-    """Returns the sum of all series; None if there is none yet. `collect` would take much longer."""
-    series: list[Any] = list(metric._metrics.values())
-    return sum(each._value.get() for each in series) if series else None
-
-
-def buckets(metric: Histogram, **labels: str) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
-    """Returns the buckets' upper bounds without the last, and their counts, over all series with these labels.
-
-    None if no such series exists yet.
-    """
-    places = [(metric._labelnames.index(name), value) for name, value in labels.items()]
-    series: list[Any] = [
-        child
-        for values, child in list(metric._metrics.items())
-        if all(values[place] == value for place, value in places)
-    ]
-    if not series:
-        return None
-    counts = zip(*([bucket.get() for bucket in child._buckets] for child in series), strict=True)
-    return tuple(metric._upper_bounds[:-1]), tuple(int(sum(of_all)) for of_all in counts)
+def by_model(metric: Counter | Gauge | Histogram) -> dict[str, float]:
+    """Returns each model's sum over its series, of a histogram its number of values. `collect` would be much slower."""
+    place = metric._labelnames.index("model")
+    found: dict[str, float] = {}
+    series: list[tuple[Any, Any]] = list(metric._metrics.items())
+    for labels, child in series:
+        parts = child._buckets if isinstance(metric, Histogram) else (child._value,)
+        found[labels[place]] = found.get(labels[place], 0.0) + sum(part.get() for part in parts)
+    return found
 
 
 class FigureReader:
-    """The reader of a service's figures. `modality`: the service's modality."""
+    """The reader of a service's figures."""
 
     def __init__(
         self,
-        modality: Modality,
         snapshot: Callable[[], MemorySnapshot],
         threshold: float,
         events: ModelEvents = EVENTS,
+        latencies: ModelLatencies = LATENCIES,
         boot: Path = _BOOT,
     ) -> None:
         """`snapshot`: returns the last reading of memory; `threshold`: ResidencySettings.threshold; `boot`: a file that
         is the same in all containers of a machine, and different on every machine.
         """
-        self._first = _FIRST[modality]
         self._snapshot = snapshot
         self._threshold = threshold
         self._events = events
+        self._latencies = latencies
         self._began = time.time_ns()
         self._clock = time.monotonic()
         self._name = socket.gethostname()
         self._machine = boot.read_text().strip() if boot.exists() else self._name
 
-    def read(self, after: int = 0) -> Figures:
-        """Returns all current figures, and the events after number `after`."""
-        counters = {name: value for name, metric in _COUNTERS.items() if (value := total(metric)) is not None}
-        times: dict[figures.Times, tuple[tuple[float, ...], tuple[int, ...]] | None] = {
-            "first_output": buckets(self._first),
-            "output_token": buckets(metrics.PER_TOKEN),
-            "request": buckets(metrics.SERVER_DURATION, error_type=""),
-        }
+    def read(self, event: int = 0, latency: int = 0) -> Figures:
+        """Returns all current figures, and the events and latencies after these numbers."""
+        counters = {name: found for name, metric in _COUNTERS.items() if (found := by_model(metric))}
+        running, waiting = by_model(metrics.RUNNING), by_model(metrics.WAITING)
+        models = {model for found in (running, waiting, *counters.values()) for model in found if model}
         return Figures(
             began=self._began,
             uptime=time.monotonic() - self._clock,
-            running=int(total(metrics.RUNNING) or 0),
-            waiting=int(total(metrics.WAITING) or 0),
-            counters=counters,
-            times={name: Latencies(*found) for name, found in times.items() if found},
+            running=int(sum(running.values())),
+            waiting=int(sum(waiting.values())),
+            counters={name: sum(found.values()) for name, found in counters.items()},
+            models={
+                model: ModelFigures(
+                    running=int(running.get(model, 0)),
+                    waiting=int(waiting.get(model, 0)),
+                    counters={name: found[model] for name, found in counters.items() if model in found},
+                )
+                for model in sorted(models)
+            },
+            latencies=self._latencies.after(latency),
+            events=self._events.after(event),
             host=self._host(),
-            events=self._events.after(after),
         )
 
     def _host(self) -> HostFigures:

@@ -33,6 +33,7 @@ from services.errors import AllmError, Cancelled, Internal, InvalidRequest, Rate
 from services.rpc.deadline import Deadline, is_cancelled, keep_deadline, read_deadline
 from services.rpc.shares import Shares
 from services.telemetry import logs, metrics, tracing
+from services.telemetry.figures import LATENCIES
 
 log = logging.getLogger(__name__)
 
@@ -325,6 +326,8 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
     if operation := metrics.operation.get():
         labels = metrics.gen_ai(call.model, operation)
         metrics.SERVER_DURATION.labels(*labels, error.code if error else "").observe(seconds)
+        if not error:
+            LATENCIES.record("request", call.model, seconds)
     else:
         metrics.DURATION.labels(call.rpc, call.model).observe(seconds)
     if call.trace:

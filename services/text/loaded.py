@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 from services.rpc.deadline import caller_deadline
 from services.settings.modality_settings import TextSettings
 from services.telemetry import metrics
+from services.telemetry.figures import LATENCIES
 from services.telemetry.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS
 from services.text.engine.messages import (
     Accepted,
@@ -286,12 +287,15 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         if first:
             metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)
             metrics.CACHED_TOKENS.labels(self._model_id).inc(piece.cached_tokens)
-            metrics.FIRST_TOKEN.labels(*labels).observe(answer.first_token_seconds or 0.0)
+            seconds = answer.first_token_seconds or 0.0
+            metrics.FIRST_TOKEN.labels(*labels).observe(seconds)
+            LATENCIES.record("first_output", self._model_id, seconds)
         if piece.finish:
             metrics.TOKEN_USAGE.labels(*labels, "input").observe(answer.prompt_tokens)
             metrics.TOKEN_USAGE.labels(*labels, "output").observe(piece.completion_tokens)
-            if (seconds := answer.token_seconds) is not None:
-                metrics.PER_TOKEN.labels(*labels).observe(seconds)
+            if (between := answer.token_seconds) is not None:
+                metrics.PER_TOKEN.labels(*labels).observe(between)
+                LATENCIES.record("output_token", self._model_id, between)
 
 
 def _size(piece: Piece) -> int:

@@ -8,7 +8,7 @@ from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
 from google.protobuf import duration_pb2
 
 from services.auth.identity import ADMIN
-from services.catalog.machine import Percentiles, Sample, Traffic
+from services.catalog.machine import Load, Percentiles, Sample, Traffic
 from services.catalog.machine_watch import INTERVAL, MachineWatchers
 from services.errors import InvalidRequest
 from services.models import wire
@@ -66,14 +66,21 @@ def _host(host: HostFigures) -> machine_service_pb2.Host:
 
 
 def _traffic(traffic: Traffic) -> machine_service_pb2.Traffic:
-    measured: dict[str, Any] = {name: _percentiles(found) for name, found in traffic.times.items()}
     return machine_service_pb2.Traffic(
         modality=wire.MODALITIES[traffic.modality],
         replicas=traffic.replicas,
-        running=traffic.running,
-        waiting=traffic.waiting,
-        **{f"{counter}_per_second": rate for counter, rate in traffic.rates.items()} | measured,
+        models=[
+            machine_service_pb2.ModelTraffic(model_id=model, **_load(load)) for model, load in traffic.models.items()
+        ],
+        **_load(traffic),
     )
+
+
+def _load(load: Load) -> dict[str, Any]:
+    """Returns the fields that Traffic and ModelTraffic share."""
+    rates = {f"{counter}_per_second": rate for counter, rate in load.rates.items()}
+    times = {name: _percentiles(found) for name, found in load.times.items()}
+    return {"running": load.running, "waiting": load.waiting} | rates | times
 
 
 def _percentiles(found: Percentiles) -> machine_service_pb2.Percentiles:

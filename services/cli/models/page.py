@@ -100,24 +100,48 @@ class Page:
                 line = Text.assemble((name.ljust(width) + GAP, "bold"), one_line(value))
                 self._console.print(line, soft_wrap=True)
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:
-        """Prints rows under headers; columns in `right` are numbers. The last column is cut to the terminal's width."""
+    def table(
+        self,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        right: frozenset[str] = frozenset(),
+        least: Sequence[int] = (),
+    ) -> None:
+        """Prints rows under headers; columns in `right` are numbers. A row that begins with spaces is indented.
+
+        On a terminal that is too narrow the columns of `least` are left out, the first of them first. The last column
+        is cut to the terminal's width.
+        """
         cells = [[one_line(cell) for cell in row] for row in rows]
+        for row, (first, *_) in zip(cells, rows, strict=True):
+            row[0] = " " * (len(first) - len(first.lstrip(" "))) + row[0]
         widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
         if not self._console.is_terminal:
             for row in (headers, *cells):
                 parts = [_aligned(*each) for each in zip(row, widths, (name in right for name in headers), strict=True)]
                 self._console.print(Text(GAP.join(parts).rstrip()), soft_wrap=True)
             return
-        self._draw(headers, cells, widths, right)
+        self._draw(headers, cells, widths, right, least)
 
     def _draw(
-        self, headers: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], right: frozenset[str]
+        self,
+        headers: Sequence[str],
+        cells: Sequence[Sequence[str]],
+        widths: Sequence[int],
+        right: frozenset[str],
+        least: Sequence[int],
     ) -> None:
         """Draws the table on a terminal, without columns that have no content, to save room."""
         used = [at for at in range(len(headers)) if at == 0 or any(row[at] not in NOTHING for row in cells)]
         last = len(headers) - 1
-        room = self._console.width - sum(widths[at] + len(GAP) for at in used if at != last) - len(GAP)
+
+        def left() -> int:
+            return self._console.width - sum(widths[at] + len(GAP) for at in used if at != last)
+
+        for at in least:
+            if at in used and left() + len(GAP) < 0:
+                used.remove(at)
+        room = left() - len(GAP)
         below: list[Sequence[str]] = []  # rows whose last cell does not fit into the table
         if last in used and room < LEAST_ROOM:
             used.remove(last)
@@ -130,7 +154,7 @@ class Page:
             table.add_row(*(Text(shorten(row[at], room) if at == last else row[at]) for at in used))
         self._console.print(table)
         for row in below:
-            self.say(f"{row[0]}: {row[last]}")
+            self.say(f"{row[0].lstrip()}: {row[last]}")
 
 
 def _aligned(text: str, width: int, right: bool) -> str:

@@ -21,6 +21,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _LatencyKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LatencyKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LatencyKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LATENCY_KIND_UNSPECIFIED: _LatencyKind.ValueType  # 0
+    """Not used."""
+    LATENCY_KIND_FIRST_OUTPUT: _LatencyKind.ValueType  # 1
+    """Time to the first token, segment or image."""
+    LATENCY_KIND_OUTPUT_TOKEN: _LatencyKind.ValueType  # 2
+    """Mean time between the tokens of a completion after its first token."""
+    LATENCY_KIND_REQUEST: _LatencyKind.ValueType  # 3
+    """Duration of a successful request."""
+
+class LatencyKind(_LatencyKind, metaclass=_LatencyKindEnumTypeWrapper):
+    """What a time measures."""
+
+LATENCY_KIND_UNSPECIFIED: LatencyKind.ValueType  # 0
+"""Not used."""
+LATENCY_KIND_FIRST_OUTPUT: LatencyKind.ValueType  # 1
+"""Time to the first token, segment or image."""
+LATENCY_KIND_OUTPUT_TOKEN: LatencyKind.ValueType  # 2
+"""Mean time between the tokens of a completion after its first token."""
+LATENCY_KIND_REQUEST: LatencyKind.ValueType  # 3
+"""Duration of a successful request."""
+Global___LatencyKind: _TypeAlias = LatencyKind  # noqa: Y015
+
 class _MachineEventKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -75,13 +103,13 @@ class ReplicaFigures(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     AUDIO_SECONDS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
-    FIRST_OUTPUT_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
-    REQUEST_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests that its models compute now."""
     waiting: _builtins.int
@@ -98,6 +126,8 @@ class ReplicaFigures(_message.Message):
     """Guesses of tokens computed so far (ALLM_SPECULATION); absent if the service generates none."""
     accepted_tokens: _builtins.float
     """Those of them that were right; part of the generated tokens."""
+    requests: _builtins.float
+    """Inference requests that have ended so far, successful or failed; absent before the first."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started; a restart resets the counters."""
@@ -107,24 +137,22 @@ class ReplicaFigures(_message.Message):
         """Time since the start, by a monotonic clock; it gives the time between two reports."""
 
     @_builtins.property
-    def first_output(self) -> Global___Latencies:
-        """Times to the first token, segment or image."""
-
-    @_builtins.property
-    def output_token(self) -> Global___Latencies:
-        """Mean times between the tokens of a completion after its first token."""
-
-    @_builtins.property
-    def request(self) -> Global___Latencies:
-        """Durations of successful requests."""
-
-    @_builtins.property
     def host(self) -> Global___HostFigures:
         """The memory that the replica sees."""
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumberedEvent]:
         """Recent events of its models, oldest first; they may include events that the catalog already has."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFigures]:
+        """The models that were used since the start. At most 1000."""
+
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumberedLatency]:
+        """Times measured within the last minute, oldest first; they may include some that the catalog already has. At most
+        4096.
+        """
 
     def __init__(
         self,
@@ -137,17 +165,17 @@ class ReplicaFigures(_message.Message):
         prompt_tokens: _builtins.float | None = ...,
         audio_seconds: _builtins.float | None = ...,
         images: _builtins.float | None = ...,
-        first_output: Global___Latencies | None = ...,
-        output_token: Global___Latencies | None = ...,
-        request: Global___Latencies | None = ...,
         host: Global___HostFigures | None = ...,
         events: _abc.Iterable[Global___NumberedEvent] | None = ...,
         draft_tokens: _builtins.float | None = ...,
         accepted_tokens: _builtins.float | None = ...,
+        requests: _builtins.float | None = ...,
+        models: _abc.Iterable[Global___ModelFigures] | None = ...,
+        latencies: _abc.Iterable[Global___NumberedLatency] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "first_output", b"first_output", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "output_token", b"output_token", "prompt_tokens", b"prompt_tokens", "request", b"request", "start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "_requests", b"_requests", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "events", b"events", "first_output", b"first_output", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "output_token", b"output_token", "prompt_tokens", b"prompt_tokens", "request", b"request", "running", b"running", "start_time", b"start_time", "uptime", b"uptime", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "_requests", b"_requests", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "events", b"events", "generated_tokens", b"generated_tokens", "host", b"host", "images", b"images", "latencies", b"latencies", "models", b"models", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "running", b"running", "start_time", b"start_time", "uptime", b"uptime", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_tokens: _TypeAlias = _typing.Literal["accepted_tokens"]  # noqa: Y015
     _WhichOneofArgType__accepted_tokens: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens"]  # noqa: Y015
@@ -161,6 +189,8 @@ class ReplicaFigures(_message.Message):
     _WhichOneofArgType__images: _TypeAlias = _typing.Literal["_images", b"_images"]  # noqa: Y015
     _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__requests: _TypeAlias = _typing.Literal["requests"]  # noqa: Y015
+    _WhichOneofArgType__requests: _TypeAlias = _typing.Literal["_requests", b"_requests"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens) -> _WhichOneofReturnType__accepted_tokens | None: ...
     @_typing.overload
@@ -173,38 +203,133 @@ class ReplicaFigures(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__images) -> _WhichOneofReturnType__images | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests) -> _WhichOneofReturnType__requests | None: ...
 
 Global___ReplicaFigures: _TypeAlias = ReplicaFigures  # noqa: Y015
 
 @_typing.final
-class Latencies(_message.Message):
-    """A histogram of times."""
+class ModelFigures(_message.Message):
+    """One model's part of a replica's figures: the same counters and current values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    BOUNDS_FIELD_NUMBER: _builtins.int
-    COUNTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Upper bounds of the buckets in seconds, ascending, without the last bucket, which has no bound. At most 64."""
-
-    @_builtins.property
-    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Counts of the buckets so far; one more than `bounds`."""
-
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    AUDIO_SECONDS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    """Id of the model."""
+    running: _builtins.int
+    """Requests that it computes now."""
+    waiting: _builtins.int
+    """Requests that wait for it to load, or for their turn."""
+    requests: _builtins.float
+    """Inference requests that have ended so far, successful or failed."""
+    generated_tokens: _builtins.float
+    """Tokens generated so far."""
+    prompt_tokens: _builtins.float
+    """Prompt and input tokens so far."""
+    draft_tokens: _builtins.float
+    """Guesses of tokens computed so far."""
+    accepted_tokens: _builtins.float
+    """Right guesses so far."""
+    audio_seconds: _builtins.float
+    """Seconds of audio transcribed so far."""
+    images: _builtins.float
+    """Images generated so far."""
     def __init__(
         self,
         *,
-        bounds: _abc.Iterable[_builtins.float] | None = ...,
-        counts: _abc.Iterable[_builtins.int] | None = ...,
+        model_id: _builtins.str = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        requests: _builtins.float | None = ...,
+        generated_tokens: _builtins.float | None = ...,
+        prompt_tokens: _builtins.float | None = ...,
+        draft_tokens: _builtins.float | None = ...,
+        accepted_tokens: _builtins.float | None = ...,
+        audio_seconds: _builtins.float | None = ...,
+        images: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "_requests", b"_requests", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "images", b"images", "prompt_tokens", b"prompt_tokens", "requests", b"requests"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens", "_audio_seconds", b"_audio_seconds", "_draft_tokens", b"_draft_tokens", "_generated_tokens", b"_generated_tokens", "_images", b"_images", "_prompt_tokens", b"_prompt_tokens", "_requests", b"_requests", "accepted_tokens", b"accepted_tokens", "audio_seconds", b"audio_seconds", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "images", b"images", "model_id", b"model_id", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accepted_tokens: _TypeAlias = _typing.Literal["accepted_tokens"]  # noqa: Y015
+    _WhichOneofArgType__accepted_tokens: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__audio_seconds: _TypeAlias = _typing.Literal["audio_seconds"]  # noqa: Y015
+    _WhichOneofArgType__audio_seconds: _TypeAlias = _typing.Literal["_audio_seconds", b"_audio_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__draft_tokens: _TypeAlias = _typing.Literal["draft_tokens"]  # noqa: Y015
+    _WhichOneofArgType__draft_tokens: _TypeAlias = _typing.Literal["_draft_tokens", b"_draft_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__generated_tokens: _TypeAlias = _typing.Literal["generated_tokens"]  # noqa: Y015
+    _WhichOneofArgType__generated_tokens: _TypeAlias = _typing.Literal["_generated_tokens", b"_generated_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__images: _TypeAlias = _typing.Literal["images"]  # noqa: Y015
+    _WhichOneofArgType__images: _TypeAlias = _typing.Literal["_images", b"_images"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__requests: _TypeAlias = _typing.Literal["requests"]  # noqa: Y015
+    _WhichOneofArgType__requests: _TypeAlias = _typing.Literal["_requests", b"_requests"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens) -> _WhichOneofReturnType__accepted_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__audio_seconds) -> _WhichOneofReturnType__audio_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_tokens) -> _WhichOneofReturnType__draft_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__generated_tokens) -> _WhichOneofReturnType__generated_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__images) -> _WhichOneofReturnType__images | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests) -> _WhichOneofReturnType__requests | None: ...
+
+Global___ModelFigures: _TypeAlias = ModelFigures  # noqa: Y015
+
+@_typing.final
+class NumberedLatency(_message.Message):
+    """A measured time of one request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The number of the previous one plus one, counted since the process started."""
+    kind: Global___LatencyKind.ValueType
+    """What was measured."""
+    model_id: _builtins.str
+    """Id of the model."""
+    seconds: _builtins.float
+    """The measured time in seconds."""
+    age_seconds: _builtins.float
+    """Seconds from the measurement to the report."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        kind: Global___LatencyKind.ValueType = ...,
+        model_id: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        age_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds", b"bounds", "counts", b"counts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "kind", b"kind", "model_id", b"model_id", "number", b"number", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Latencies: _TypeAlias = Latencies  # noqa: Y015
+Global___NumberedLatency: _TypeAlias = NumberedLatency  # noqa: Y015
 
 @_typing.final
 class HostFigures(_message.Message):

@@ -32,7 +32,7 @@ class WatchMachineRequest(_message.Message):
     @_builtins.property
     def history(self) -> _duration_pb2.Duration:
         """Age limit of the samples before `synced`; absent: only the last sample is sent. The catalog keeps at most 15
-        minutes, in memory: after a restart it has none.
+        minutes, also over a restart; after a crash, the last ten seconds before it are missing.
         """
 
     def __init__(
@@ -246,6 +246,8 @@ class Traffic(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     modality: _model_pb2.Modality.ValueType
     """The modality."""
     replicas: _builtins.int
@@ -266,6 +268,8 @@ class Traffic(_message.Message):
     """Guesses of tokens computed per second over about the last four seconds (ALLM_SPECULATION)."""
     accepted_tokens_per_second: _builtins.float
     """Right guesses per second over about the last four seconds; part of the generated tokens."""
+    requests_per_second: _builtins.float
+    """Inference requests that ended per second over about the last minute, successful or failed."""
     @_builtins.property
     def first_output(self) -> Global___Percentiles:
         """Times to the first token, segment or image."""
@@ -277,6 +281,10 @@ class Traffic(_message.Message):
     @_builtins.property
     def request(self) -> Global___Percentiles:
         """Durations of successful requests, from arrival at the service to the last byte."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelTraffic]:
+        """The models with a request within the last minute, by id."""
 
     def __init__(
         self,
@@ -294,10 +302,12 @@ class Traffic(_message.Message):
         request: Global___Percentiles | None = ...,
         draft_tokens_per_second: _builtins.float | None = ...,
         accepted_tokens_per_second: _builtins.float | None = ...,
+        requests_per_second: _builtins.float | None = ...,
+        models: _abc.Iterable[Global___ModelTraffic] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "_requests_per_second", b"_requests_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "request", b"request", "requests_per_second", b"requests_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "modality", b"modality", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "replicas", b"replicas", "request", b"request", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "_requests_per_second", b"_requests_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "modality", b"modality", "models", b"models", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "replicas", b"replicas", "request", b"request", "requests_per_second", b"requests_per_second", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_tokens_per_second: _TypeAlias = _typing.Literal["accepted_tokens_per_second"]  # noqa: Y015
     _WhichOneofArgType__accepted_tokens_per_second: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second"]  # noqa: Y015
@@ -311,6 +321,8 @@ class Traffic(_message.Message):
     _WhichOneofArgType__images_per_second: _TypeAlias = _typing.Literal["_images_per_second", b"_images_per_second"]  # noqa: Y015
     _WhichOneofReturnType__prompt_tokens_per_second: _TypeAlias = _typing.Literal["prompt_tokens_per_second"]  # noqa: Y015
     _WhichOneofArgType__prompt_tokens_per_second: _TypeAlias = _typing.Literal["_prompt_tokens_per_second", b"_prompt_tokens_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__requests_per_second: _TypeAlias = _typing.Literal["requests_per_second"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_second: _TypeAlias = _typing.Literal["_requests_per_second", b"_requests_per_second"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens_per_second) -> _WhichOneofReturnType__accepted_tokens_per_second | None: ...
     @_typing.overload
@@ -323,13 +335,118 @@ class Traffic(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__images_per_second) -> _WhichOneofReturnType__images_per_second | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_per_second) -> _WhichOneofReturnType__prompt_tokens_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_second) -> _WhichOneofReturnType__requests_per_second | None: ...
 
 Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
 
 @_typing.final
+class ModelTraffic(_message.Message):
+    """One model's part of a modality's traffic: the same figures."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    AUDIO_SECONDS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    IMAGES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    FIRST_OUTPUT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    """Id of the model."""
+    running: _builtins.int
+    """Requests that it computes now."""
+    waiting: _builtins.int
+    """Requests that wait for it to load, or for their turn."""
+    requests_per_second: _builtins.float
+    """Requests that ended per second over about the last minute, successful or failed."""
+    generated_tokens_per_second: _builtins.float
+    """Generated tokens per second over about the last four seconds; includes the tokens of transcripts."""
+    prompt_tokens_per_second: _builtins.float
+    """Prompt and input tokens per second over about the last four seconds."""
+    draft_tokens_per_second: _builtins.float
+    """Guesses of tokens computed per second over about the last four seconds."""
+    accepted_tokens_per_second: _builtins.float
+    """Right guesses per second over about the last four seconds."""
+    audio_seconds_per_second: _builtins.float
+    """Seconds of audio transcribed per second over about the last minute."""
+    images_per_second: _builtins.float
+    """Images generated per second over about the last minute."""
+    @_builtins.property
+    def first_output(self) -> Global___Percentiles:
+        """Times to the first token, segment or image."""
+
+    @_builtins.property
+    def output_token(self) -> Global___Percentiles:
+        """Mean times between the tokens of a completion after its first token."""
+
+    @_builtins.property
+    def request(self) -> Global___Percentiles:
+        """Durations of successful requests."""
+
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        requests_per_second: _builtins.float | None = ...,
+        generated_tokens_per_second: _builtins.float | None = ...,
+        prompt_tokens_per_second: _builtins.float | None = ...,
+        draft_tokens_per_second: _builtins.float | None = ...,
+        accepted_tokens_per_second: _builtins.float | None = ...,
+        audio_seconds_per_second: _builtins.float | None = ...,
+        images_per_second: _builtins.float | None = ...,
+        first_output: Global___Percentiles | None = ...,
+        output_token: Global___Percentiles | None = ...,
+        request: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "_requests_per_second", b"_requests_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "request", b"request", "requests_per_second", b"requests_per_second"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second", "_audio_seconds_per_second", b"_audio_seconds_per_second", "_draft_tokens_per_second", b"_draft_tokens_per_second", "_generated_tokens_per_second", b"_generated_tokens_per_second", "_images_per_second", b"_images_per_second", "_prompt_tokens_per_second", b"_prompt_tokens_per_second", "_requests_per_second", b"_requests_per_second", "accepted_tokens_per_second", b"accepted_tokens_per_second", "audio_seconds_per_second", b"audio_seconds_per_second", "draft_tokens_per_second", b"draft_tokens_per_second", "first_output", b"first_output", "generated_tokens_per_second", b"generated_tokens_per_second", "images_per_second", b"images_per_second", "model_id", b"model_id", "output_token", b"output_token", "prompt_tokens_per_second", b"prompt_tokens_per_second", "request", b"request", "requests_per_second", b"requests_per_second", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accepted_tokens_per_second: _TypeAlias = _typing.Literal["accepted_tokens_per_second"]  # noqa: Y015
+    _WhichOneofArgType__accepted_tokens_per_second: _TypeAlias = _typing.Literal["_accepted_tokens_per_second", b"_accepted_tokens_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__audio_seconds_per_second: _TypeAlias = _typing.Literal["audio_seconds_per_second"]  # noqa: Y015
+    _WhichOneofArgType__audio_seconds_per_second: _TypeAlias = _typing.Literal["_audio_seconds_per_second", b"_audio_seconds_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__draft_tokens_per_second: _TypeAlias = _typing.Literal["draft_tokens_per_second"]  # noqa: Y015
+    _WhichOneofArgType__draft_tokens_per_second: _TypeAlias = _typing.Literal["_draft_tokens_per_second", b"_draft_tokens_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__generated_tokens_per_second: _TypeAlias = _typing.Literal["generated_tokens_per_second"]  # noqa: Y015
+    _WhichOneofArgType__generated_tokens_per_second: _TypeAlias = _typing.Literal["_generated_tokens_per_second", b"_generated_tokens_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__images_per_second: _TypeAlias = _typing.Literal["images_per_second"]  # noqa: Y015
+    _WhichOneofArgType__images_per_second: _TypeAlias = _typing.Literal["_images_per_second", b"_images_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens_per_second: _TypeAlias = _typing.Literal["prompt_tokens_per_second"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens_per_second: _TypeAlias = _typing.Literal["_prompt_tokens_per_second", b"_prompt_tokens_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__requests_per_second: _TypeAlias = _typing.Literal["requests_per_second"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_second: _TypeAlias = _typing.Literal["_requests_per_second", b"_requests_per_second"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens_per_second) -> _WhichOneofReturnType__accepted_tokens_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__audio_seconds_per_second) -> _WhichOneofReturnType__audio_seconds_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_tokens_per_second) -> _WhichOneofReturnType__draft_tokens_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__generated_tokens_per_second) -> _WhichOneofReturnType__generated_tokens_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__images_per_second) -> _WhichOneofReturnType__images_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_per_second) -> _WhichOneofReturnType__prompt_tokens_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_second) -> _WhichOneofReturnType__requests_per_second | None: ...
+
+Global___ModelTraffic: _TypeAlias = ModelTraffic  # noqa: Y015
+
+@_typing.final
 class Percentiles(_message.Message):
-    """Percentiles over about the last minute; absent without measurements. They are interpolated within histogram buckets,
-    as in Prometheus, so they are approximate.
+    """Percentiles over about the last minute, or over the latest 1000 requests if it had more; absent without measurements.
+    Each is a time that a request really took: the shortest that is at least as long as this share of all.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -345,7 +462,7 @@ class Percentiles(_message.Message):
     p99_seconds: _builtins.float
     """99th percentile in seconds."""
     count: _builtins.int
-    """Number of measurements."""
+    """Number of measurements, at most 1000."""
     def __init__(
         self,
         *,
