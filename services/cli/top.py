@@ -40,6 +40,7 @@ LEAST = (
     "REQUEST P50",
     "MEMORY",
     "RIGHT",
+    "REQ/S",
 )
 MODEL_ORDER = {"loaded": 0, "ready": 2}  # the others, of which DETAIL says why, stand between them
 MAX_MODELS = 20
@@ -103,12 +104,12 @@ def traffic_rows(
 
 def _model(model_id: str, load: Load | None, model: model_pb2.Model | None) -> tuple[str, ...]:
     if model is None:
-        return (f"  {model_id}", "deleted", *_load(load), NOTHING, NOTHING, NOTHING, "")
+        return (f" {model_id}", "deleted", *_load(load), NOTHING, NOTHING, NOTHING, "")
     used = {(one.runtime, one.device): None for one in model.replicas if one.runtime}
     computes = ", ".join(f"{runtime} on {device}" for runtime, device in used) or NOTHING
     reserved = _reserved(model)
     memory = bytes_word(reserved) if reserved else NOTHING
-    return (f"  {model_id}", _state(model), *_load(load), memory, NOTHING, computes, detail(model))
+    return (f" {model_id}", _state(model), *_load(load), memory, NOTHING, computes, detail(model))
 
 
 def _state(model: model_pb2.Model) -> str:
@@ -129,7 +130,7 @@ def _load(load: Load | None) -> tuple[str, ...]:
     return (
         str(load.running),
         str(load.waiting),
-        _rate(load.requests_per_second) if given("requests_per_second") else NOTHING,
+        f"{load.requests_per_second:.2g}" if given("requests_per_second") else NOTHING,
         _output(load),
         *_times(load.first_output),
         *_times(load.request),

@@ -112,9 +112,7 @@ class Page:
         On a terminal that is too narrow the columns of `least` are left out, the first of them first. The last column
         is cut to the terminal's width.
         """
-        cells = [[one_line(cell) for cell in row] for row in rows]
-        for row, (first, *_) in zip(cells, rows, strict=True):
-            row[0] = " " * (len(first) - len(first.lstrip(" "))) + row[0]
+        cells = [[_indent(row[0]) + one_line(row[0]), *map(one_line, row[1:])] for row in rows]
         widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
         if not self._console.is_terminal:
             for row in (headers, *cells):
@@ -155,6 +153,10 @@ class Page:
         self._console.print(table)
         for row in below:
             self.say(f"{row[0].lstrip()}: {row[last]}")
+
+
+def _indent(text: str) -> str:
+    return " " * (len(text) - len(text.lstrip(" ")))
 
 
 def _aligned(text: str, width: int, right: bool) -> str:
