@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.telemetry.figures import DeviceFigures, Figures, HostFigures, Latencies
+from services.telemetry.figures import COUNTERS, DeviceFigures, Figures, HostFigures, Latency, ModelFigures, Times
 
 GIB = 1024**3
-BOUNDS = (0.1, 1.0)
 
 
 def figures(uptime: float, began: int = 1, **more: Any) -> Figures:
-    """Returns the figures of a process after `uptime` seconds: counters by name; `request`: counts of its buckets."""
-    counters = {name: float(more.pop(name)) for name in ("generated_tokens", "prompt_tokens", "images") if name in more}
-    times = {name: Latencies(BOUNDS, more.pop(name)) for name in ("first_output", "request") if name in more}
-    return Figures(began=began, uptime=uptime, counters=counters, times=times, **more)
+    """Returns the figures of a process after `uptime` seconds: counters by name."""
+    return Figures(began=began, uptime=uptime, **counted(more))
+
+
+def of_model(**more: Any) -> ModelFigures:
+    """Returns a model's figures: counters by name."""
+    return ModelFigures(**counted(more))
+
+
+def counted(more: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments, the counters among them in one mapping."""
+    return {"counters": {name: float(more.pop(name)) for name in COUNTERS if name in more}} | more
+
+
+def latencies(
+    *seconds: float, kind: Times = "request", model: str = "m", age: float = 0.0, start: int = 1
+) -> tuple[tuple[int, Latency], ...]:
+    """Returns measured times, numbered from `start`."""
+    return tuple(
+        (number, Latency(kind=kind, model=model, seconds=each, age=age)) for number, each in enumerate(seconds, start)
+    )
 
 
 def host(id: str = "h", **more: Any) -> HostFigures:

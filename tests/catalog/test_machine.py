@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import math
+import random
 
 import pytest
 
 from services.catalog.machine import (
     MAX_EVENTS,
+    MOST_TIMES,
     OLDEST_EVENT,
-    CounterDelta,
     Machine,
     Percentiles,
     RollingWindow,
     Sample,
     Speed,
     Traffic,
-    counter_delta,
     merged,
-    percentile,
+    gains,
     percentiles,
 )
 from services.telemetry.figures import Event
 from tests.catalog.catalog_service import Clock
-from tests.catalog.reported_figures import GIB, device, figures, host
+from tests.catalog.reported_figures import GIB, device, figures, host, latencies, of_model
 
 NOW = 1_000_000.0
 
@@ -54,19 +53,63 @@ def test_without_replicas_there_are_no_figures(machine: Machine) -> None:
 
 def test_counts_before_the_first_report_are_ignored(machine: Machine, clock: Clock) -> None:
     """After a restart of the catalog, the services have been counting for days."""
-    machine.take("text-1", "text", figures(86_400, generated_tokens=10**9, request=(9, 9, 9)))
+    machine.take("text-1", "text", figures(86_400, generated_tokens=10**9))
     assert (text(machine.sample()).rates, text(machine.sample()).times) == ({}, {})
     clock.now += 2
-    machine.take("text-1", "text", figures(86_402, generated_tokens=10**9 + 40, request=(10, 9, 9)))
+    machine.take("text-1", "text", figures(86_402, generated_tokens=10**9 + 40))
     found = text(machine.sample())
     assert found.rates == {"generated_tokens": pytest.approx(20)}
-    assert found.times["request"].count == 1
+
+
+def test_times_before_the_first_report_count_for_their_minute(machine: Machine, clock: Clock) -> None:
+    """After a restart of the catalog the services report the last minute again, and once more if a report failed."""
+    for _ in range(2):
+        machine.take("text-1", "text", figures(86_400, latencies=latencies(0.5, age=50.0) + latencies(2.0, start=2)))
+    assert text(machine.sample()).times == {"request": Percentiles(0.5, 2.0, 2.0, 2)}
+    clock.now += 11
+    assert text(machine.sample()).times == {"request": Percentiles(2.0, 2.0, 2.0, 1)}
+
+
+def test_each_model_has_figures_of_its_own(machine: Machine, clock: Clock) -> None:
+    for uptime, tokens in ((10, 0), (12, 20)):
+        busy, idle = of_model(requests=tokens, generated_tokens=tokens, running=1), of_model(requests=7)
+        for replica in ("text-1", "text-2"):
+            times = latencies(0.25, model="busy") + latencies(4.0, model="other", start=2)
+            reported = figures(
+                uptime, requests=tokens + 7, running=1, models={"busy": busy, "idle": idle}, latencies=times
+            )
+            machine.take(replica, "text", reported)
+        clock.now += 2
+    found = text(machine.sample())
+    assert list(found.models) == ["busy", "other"], "those with a request within the last minute, by id"
+    own = found.models["busy"]
+    assert (own.running, own.waiting) == (2, 0)
+    assert own.rates == {"requests": pytest.approx(40 / 4), "generated_tokens": pytest.approx(20)}
+    assert own.times == {"request": Percentiles(0.25, 0.25, 0.25, 2)}
+    assert found.models["other"].times == {"request": Percentiles(4.0, 4.0, 4.0, 2)}
+    assert found.times == {"request": Percentiles(0.25, 4.0, 4.0, 4)}
+    clock.now += 61
+    assert list(text(machine.sample()).models) == ["busy"], "it still computes a request"
+    for replica in ("text-1", "text-2"):
+        machine.take(replica, "text", figures(80, models={"busy": of_model(requests=20)}))
+    assert text(machine.sample()).models == {}
+    assert len(machine._windows["text"]) == 1, "only that of all models together"
+
+
+def test_a_models_first_request_counts(machine: Machine, clock: Clock) -> None:
+    machine.take("text-1", "text", figures(10))
+    clock.now += 20
+    machine.take("text-1", "text", figures(30, requests=1, models={"m": of_model(requests=1)}))
+    found = text(machine.sample())
+    assert found.models["m"].rates["requests"] == found.rates["requests"] == pytest.approx(1 / 20)
 
 
 def test_replicas_of_a_modality_are_summed(machine: Machine, clock: Clock) -> None:
     for uptime, tokens, running in ((10, 0, 1), (12, 20, 3)):
         for replica in ("text-1", "text-2"):
-            reported = figures(uptime, generated_tokens=tokens, running=running, waiting=2, request=(tokens, 0, 0))
+            reported = figures(
+                uptime, generated_tokens=tokens, running=running, waiting=2, latencies=latencies(*[1.0] * tokens)
+            )
             machine.take(replica, "text", reported)
         machine.take("image-1", "image", figures(uptime, images=tokens, running=1))
         clock.now += 2
@@ -96,14 +139,14 @@ def test_a_replica_that_left_stops_counting(machine: Machine, clock: Clock) -> N
 
 
 def test_restarted_process_counts_from_0(machine: Machine, clock: Clock) -> None:
-    machine.take("text-1", "text", figures(1000, generated_tokens=5000, request=(100, 0, 0)))
+    machine.take("text-1", "text", figures(1000, generated_tokens=5000, latencies=latencies(9.0, age=61)))
     clock.now += 5
-    machine.take("text-1", "text", figures(3, began=2, generated_tokens=30, request=(2, 0, 0)))
+    machine.take("text-1", "text", figures(3, began=2, generated_tokens=30, latencies=latencies(1.0, 1.0)))
     found = text(machine.sample())
     assert found.rates == {}, "of the new process there is one report so far"
-    assert found.times["request"].count == 2, "they came since the report before"
+    assert found.times["request"].count == 2, "the new process numbers anew"
     clock.now += 2
-    machine.take("text-1", "text", figures(5, began=2, generated_tokens=50, request=(3, 0, 0)))
+    machine.take("text-1", "text", figures(5, began=2, generated_tokens=50, latencies=latencies(1.0, start=3)))
     found = text(machine.sample())
     assert found.rates == {"generated_tokens": pytest.approx(10)}
     assert found.times["request"].count == 3
@@ -113,7 +156,7 @@ def test_two_processes_of_one_name_make_no_wild_figures(machine: Machine, clock:
     """Two processes share a name by misconfiguration; neither has started since the other's report."""
     for _ in range(5):
         for began in (1, 2):
-            machine.take("text-1", "text", figures(1000 + clock.now, began, generated_tokens=5000, request=(100, 0, 0)))
+            machine.take("text-1", "text", figures(1000 + clock.now, began, generated_tokens=5000))
             clock.now += 1
     found = text(machine.sample())
     assert found.times == {}
@@ -183,13 +226,9 @@ def test_a_device_that_two_containers_see_belongs_to_the_first() -> None:
     assert b.devices == ()
 
 
-def one(**more: float):
-    return counter_delta(None, figures(1, request=(0, 1, 0), **more))
-
-
 def test_rates_are_about_the_minute_or_as_much_of_it_as_there_was() -> None:
     minute = RollingWindow(1000.0)
-    minute.add(1010.0, one(images=1))
+    minute.add(1010.0, {"images": 1.0})
     assert minute.rate("images", 1010.0) == pytest.approx(1 / 10)
     assert minute.rate("images", 1040.0) == pytest.approx(1 / 40)
     assert minute.rate("images", 1070.0) == pytest.approx(1 / 60)
@@ -199,95 +238,75 @@ def test_rates_are_about_the_minute_or_as_much_of_it_as_there_was() -> None:
 
 def test_a_first_picture_at_once_makes_no_wild_rate() -> None:
     minute = RollingWindow(1000.0)
-    minute.add(1000.0, one(images=1))
+    minute.add(1000.0, {"images": 1.0})
     assert minute.rate("images", 1000.0) <= 0.5
+
+
+def measure(window: RollingWindow, at: float, *seconds: float) -> None:
+    for _, latency in latencies(*seconds):
+        window.measured(at, latency)
 
 
 def test_percentiles_drop_old_samples() -> None:
     minute = RollingWindow(0.0)
     assert minute.percentiles(0.0) == {}
-    minute.add(10.0, one())
-    minute.add(50.0, one())
+    measure(minute, 10.0, 1.0)
+    measure(minute, 50.0, 2.0)
     assert minute.percentiles(70.0)["request"].count == 2
-    assert minute.percentiles(71.0)["request"].count == 1
+    assert minute.percentiles(71.0)["request"] == Percentiles(2.0, 2.0, 2.0, 1)
+    assert not minute.empty(110.0)
     assert minute.percentiles(120.0) == {}
+    assert minute.empty(120.0)
+
+
+def test_of_many_times_the_latest_count() -> None:
+    minute = RollingWindow(0.0)
+    measure(minute, 1.0, *[9.0] * MOST_TIMES)
+    measure(minute, 2.0, *[1.0] * MOST_TIMES)
+    assert minute.percentiles(2.0)["request"] == Percentiles(1.0, 1.0, 1.0, MOST_TIMES)
 
 
 def test_its_size_does_not_grow_with_reports() -> None:
     minute = RollingWindow(0.0)
     for hundredth in range(20_000):
-        minute.add(hundredth / 100, one(images=1))
+        minute.add(hundredth / 100, {"images": 1.0})
     assert len(minute._bins) <= 32
     assert minute.rate("images", 200.0) == pytest.approx(100, rel=0.05)
 
 
 def test_only_the_difference_counts() -> None:
-    before = figures(10, generated_tokens=5, request=(1, 2, 3))
-    now = figures(12, generated_tokens=9, images=2, request=(1, 4, 4))
-    found = counter_delta(before, now)
-    assert found.counters == {"generated_tokens": 4.0, "images": 2.0}
-    assert found.times == {"request": {1.0: 2, math.inf: 1}}
-
-
-def test_without_a_report_before_everything_counts() -> None:
-    found = counter_delta(None, figures(1, generated_tokens=3, request=(1, 0, 0)))
-    assert (found.counters, found.times) == ({"generated_tokens": 3.0}, {"request": {0.1: 1}})
+    before, now = figures(10, generated_tokens=5), figures(12, generated_tokens=9, images=2)
+    assert gains(before, now) == {"generated_tokens": 4.0, "images": 2.0}
+    assert gains(None, now) == {"generated_tokens": 9.0, "images": 2.0}
 
 
 def test_decreased_counter_counts_as_zero() -> None:
     """A counter falls when a model is deleted, because its series goes with it."""
-    found = counter_delta(
-        figures(1, generated_tokens=9, request=(5, 5, 5)), figures(2, generated_tokens=3, request=(1, 6, 5))
-    )
-    assert (found.counters, found.times) == ({"generated_tokens": 0.0}, {"request": {1.0: 1}})
+    assert gains(figures(1, generated_tokens=9), figures(2, generated_tokens=3)) == {"generated_tokens": 0.0}
 
 
-def test_sums() -> None:
-    whole = CounterDelta()
-    for _ in range(3):
-        whole.add(counter_delta(None, figures(1, images=2, request=(1, 0, 2))))
-    assert (whole.counters, whole.times) == ({"images": 6.0}, {"request": {0.1: 3, math.inf: 6}})
+def test_percentiles_are_measured_times() -> None:
+    assert percentiles([]) is None
+    assert percentiles([0.7]) == Percentiles(0.7, 0.7, 0.7, 1)
+    assert percentiles([3.0, 1.0, 2.0]) == Percentiles(2.0, 3.0, 3.0, 3)
+    assert percentiles(range(100, 0, -1)) == Percentiles(50, 95, 99, 100)
+    assert percentiles(range(1, 201)) == Percentiles(100, 190, 198, 200)
 
 
-def test_no_percentiles_without_measurements() -> None:
-    assert percentiles({}) is None
-    assert percentiles({0.1: 0, math.inf: 0}) is None
-
-
-def test_values_are_taken_to_lie_evenly_in_their_bucket() -> None:
-    assert percentile({1.0: 10, math.inf: 0}, 0.5) == pytest.approx(0.5)
-    assert percentile({1.0: 50, 2.0: 50, math.inf: 0}, 0.5) == pytest.approx(1.0)
-    assert percentile({1.0: 50, 2.0: 50, math.inf: 0}, 0.75) == pytest.approx(1.5)
-    assert percentile({1.0: 0, 2.0: 0, 4.0: 8}, 0.25) == pytest.approx(2.5), "empty buckets are passed over"
-
-
-def test_above_the_last_bound_nothing_is_known_but_the_bound() -> None:
-    assert percentile({1.0: 1, math.inf: 99}, 0.5) == 1.0
-    assert percentile({math.inf: 5}, 0.5) == 0.0
-
-
-def test_the_order_of_buckets_does_not_matter() -> None:
-    assert percentile({math.inf: 0, 2.0: 10, 1.0: 10}, 0.75) == pytest.approx(1.5)
-
-
-def test_all_of_them() -> None:
-    found = percentiles({1.0: 90, 2.0: 9, 10.0: 1})
-    assert isinstance(found, Percentiles)
-    assert (found.p50, found.p95, found.p99) == pytest.approx((50 / 90, 1 + 5 / 9, 2.0))
-    assert found.count == 100
-
-
-def test_as_prometheus_computes_it() -> None:
-    """histogram_quantile of cumulative buckets 0.1: 4, 0.5: 10, 1: 16, +Inf: 20, by hand from its documentation."""
-    buckets = {0.1: 4, 0.5: 6, 1.0: 6, math.inf: 4}
-    assert percentile(buckets, 0.2) == pytest.approx(0.1)
-    assert percentile(buckets, 0.5) == pytest.approx(0.5)
-    assert percentile(buckets, 0.65) == pytest.approx(0.5 + 0.5 * 3 / 6)
-    assert percentile(buckets, 0.95) == 1.0
+def test_percentiles_never_contradict_each_other() -> None:
+    chance = random.Random(26)
+    for count in range(1, 400):
+        values = [chance.lognormvariate(0, 3) for _ in range(count)]
+        found = percentiles(values)
+        assert found
+        assert min(values) <= found.p50 <= found.p95 <= found.p99 <= max(values)
+        assert {found.p50, found.p95, found.p99} <= set(values)
+        for share, value in ((0.5, found.p50), (0.95, found.p95), (0.99, found.p99)):
+            assert sum(each <= value for each in values) >= share * count > sum(each < value for each in values)
 
 
 def tell(speed: Speed, uptime: float, tokens: float) -> None:
-    speed.add(uptime, counter_delta(None, figures(1, generated_tokens=tokens)))
+    speed.add(uptime, {"generated_tokens": tokens})
 
 
 def test_it_takes_two_reports() -> None:
@@ -329,6 +348,6 @@ def test_the_size_of_speeds_does_not_grow_with_reports() -> None:
 
 def test_a_counter_that_begins_late_began_at_0() -> None:
     speed = Speed()
-    speed.add(0, counter_delta(None, figures(1)))
+    speed.add(0, {})
     tell(speed, 2, 8)
     assert speed.rate("generated_tokens") == pytest.approx(4)

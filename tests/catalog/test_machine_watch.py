@@ -124,7 +124,7 @@ async def test_one_round_that_fails_does_not_end_it(
     monkeypatch.setattr(module, "INTERVAL", 0.01)
     machine = Machine(Clock())
     machine.take("a", "text", figures(1))
-    minutes, machine._minutes = machine._minutes, {}  # simulates a bug
+    minutes, machine._windows = machine._windows, {}  # simulates a bug
     watchers = MachineWatchers(machine)
     try:
         with watchers.watch(0) as watch:
@@ -132,7 +132,7 @@ async def test_one_round_that_fails_does_not_end_it(
             async with asyncio.timeout(PATIENCE):
                 while "unexpected error in a sample" not in caplog.text:  # noqa: ASYNC110 - a log has no events
                     await asyncio.sleep(0.01)
-            machine._minutes = minutes
+            machine._windows = minutes
             assert isinstance(await asyncio.wait_for(watch.next(), PATIENCE), Sample)
     finally:
         await watchers.close()
