@@ -16,8 +16,8 @@ from services.catalog.machine import (
     Sample,
     Speed,
     Traffic,
-    merged,
     gains,
+    merged,
     percentiles,
 )
 from services.telemetry.figures import Event
@@ -294,7 +294,7 @@ def test_percentiles_are_measured_times() -> None:
 
 
 def test_percentiles_never_contradict_each_other() -> None:
-    chance = random.Random(26)
+    chance = random.Random(26)  # noqa: S311 (test data)
     for count in range(1, 400):
         values = [chance.lognormvariate(0, 3) for _ in range(count)]
         found = percentiles(values)

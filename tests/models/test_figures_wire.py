@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from services.errors import InvalidRequest
-from services.models.figures_wire import EVENT_KINDS, MAX_NAME, event_message, figures_message, read_figures
-from services.telemetry.figures import KINDS, DeviceFigures, Event, Figures, HostFigures, Latencies
+from services.models.figures_wire import (
+    EVENT_KINDS,
+    LATENCY_KINDS,
+    MAX_MODELS,
+    MAX_NAME,
+    event_message,
+    figures_message,
+    read_figures,
+)
+from services.telemetry.figures import KINDS, TIMES, DeviceFigures, Event, Figures, HostFigures, Latency, ModelFigures
 from tests.case import case
 
 WHOLE = Figures(
@@ -15,11 +23,10 @@ WHOLE = Figures(
     running=3,
     waiting=1,
     counters={"generated_tokens": 100.0, "prompt_tokens": 0.0, "audio_seconds": 1.5, "images": 2.0},
-    times={
-        "first_output": Latencies((0.1, 1.0), (1, 2, 3)),
-        "output_token": Latencies((0.5,), (0, 0)),
-        "request": Latencies((), (4,)),
-    },
+    models={"m": ModelFigures(running=1, counters={"requests": 4.0, "images": 2.0}), "n": ModelFigures(waiting=2)},
+    latencies=tuple(
+        (number, Latency(kind=kind, model="m", seconds=0.1 * number, age=1.5)) for number, kind in enumerate(TIMES, 7)
+    ),
     host=HostFigures(
         id="boot/machine",
         name="box",
@@ -46,6 +53,8 @@ def test_every_kind_of_event_has_a_name_on_the_wire() -> None:
     assert set(EVENT_KINDS) == set(KINDS)
     assert len(set(EVENT_KINDS.values())) == len(KINDS)
     assert 0 not in EVENT_KINDS.values()
+    assert set(LATENCY_KINDS) == set(TIMES)
+    assert len({0, *LATENCY_KINDS.values()}) == len(TIMES) + 1
 
 
 def test_an_event_names_its_replica() -> None:
@@ -69,11 +78,26 @@ def test_a_threshold_is_a_share(share: float) -> None:
         read_figures(message)
 
 
-def test_bounds_ascend() -> None:
-    for bounds in [[0.0], [-1.0, 1.0], [1.0, 1.0], [2.0, 1.0], [float("inf")], [float("nan")]]:
-        with case(bounds=bounds):
-            message = figures_message(WHOLE)
-            message.request.bounds[:] = bounds
-            message.request.counts[:] = [0] * (len(bounds) + 1)
-            with pytest.raises(InvalidRequest, match="ascending"):
-                read_figures(message)
+def test_times_are_finite_and_not_negative() -> None:
+    for wrong in (-1.0, float("inf"), float("nan")):
+        for name in ("seconds", "age_seconds"):
+            with case(name=name, wrong=wrong):
+                message = figures_message(WHOLE)
+                setattr(message.latencies[0], name, wrong)
+                with pytest.raises(InvalidRequest, match="ages must be finite"):
+                    read_figures(message)
+
+
+def test_latencies_of_a_newer_service_are_skipped() -> None:
+    message = figures_message(WHOLE)
+    message.latencies.add(number=99, kind=99)  # type: ignore[arg-type]
+    assert read_figures(message).latencies == WHOLE.latencies
+
+
+def test_a_report_is_bounded() -> None:
+    many = {str(number): ModelFigures() for number in range(2 * MAX_MODELS)}
+    message = figures_message(Figures(began=1, uptime=0.0, models=many))
+    assert len(read_figures(message).models) == MAX_MODELS
+    message.models.add(model_id="one more")
+    with pytest.raises(InvalidRequest, match="at most 1000 entries"):
+        read_figures(message)

@@ -24,12 +24,18 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def figures(uptime: int, **more: Any) -> figures_pb2.ReplicaFigures:
-    """Returns the figures of a text replica; `done`: the number of requests finished within 0.1 s each."""
-    done = more.pop("done", 0)
+    """Returns the figures of a text replica; `done`: durations of finished requests of the model `m`."""
+    done = more.pop("done", ())
     message = figures_pb2.ReplicaFigures(
         running=1,
         waiting=2,
-        request=figures_pb2.Latencies(bounds=[0.1, 1.0], counts=[done, 0, 0]),
+        models=[figures_pb2.ModelFigures(model_id="m", running=1, requests=len(done))],
+        latencies=[
+            figures_pb2.NumberedLatency(
+                number=number, kind=figures_pb2.LATENCY_KIND_REQUEST, model_id="m", seconds=seconds
+            )
+            for number, seconds in enumerate(done, 1)
+        ],
         host=figures_pb2.HostFigures(id="h", name="box", total_bytes=100, used_bytes=60, threshold_share=0.9),
         **more,
     )
@@ -50,7 +56,7 @@ async def test_reports_of_replicas_become_samples(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         await service.report(complete=True, figures=figures(10, generated_tokens=100))
         service.clock.now += 2
-        await service.report(figures=figures(12, generated_tokens=150, done=4))
+        await service.report(figures=figures(12, generated_tokens=150, done=(0.5, 0.25, 4.0)))
         stream = service.watch_machine()
         found = await sample(stream, lambda sample: sample.traffic and sample.traffic[0].HasField("request"))
         (host,), (text,) = found.hosts, found.traffic
@@ -58,8 +64,11 @@ async def test_reports_of_replicas_become_samples(tmp_path: Path) -> None:
         assert host.threshold_share == pytest.approx(0.9)
         assert (text.modality, text.replicas, text.running, text.waiting) == (TEXT, 1, 1, 2)
         assert text.generated_tokens_per_second == pytest.approx(25)
-        assert text.request.count == 4
-        assert (text.request.p50_seconds, text.request.p99_seconds) == pytest.approx((0.05, 0.099))
+        (model,) = text.models
+        assert (model.model_id, model.running, model.waiting) == ("m", 1, 0)
+        assert model.requests_per_second == pytest.approx(3 / 2)
+        for each in (text.request, model.request):
+            assert (each.p50_seconds, each.p95_seconds, each.p99_seconds, each.count) == (0.5, 4.0, 4.0, 3)
         for absent in ("prompt_tokens_per_second", "audio_seconds_per_second", "images_per_second", "first_output"):
             assert not text.HasField(absent)
         stream.cancel()
@@ -137,10 +146,10 @@ async def test_replicas_without_figures_are_left_out(tmp_path: Path) -> None:
     [
         {"generated_tokens": -1.0},
         {"images": float("nan")},
-        {"first_output": figures_pb2.Latencies(bounds=[1.0, 0.5], counts=[0, 0, 0])},
-        {"first_output": figures_pb2.Latencies(bounds=[0.5], counts=[0])},
-        {"first_output": figures_pb2.Latencies(counts=[-1])},
-        {"first_output": figures_pb2.Latencies(bounds=range(1, 80), counts=[0] * 80)},
+        {"models": [figures_pb2.ModelFigures(model_id="m", requests=-1)]},
+        {"models": [figures_pb2.ModelFigures()] * 1001},
+        {"latencies": [figures_pb2.NumberedLatency(number=1, kind=figures_pb2.LATENCY_KIND_REQUEST, seconds=-1)]},
+        {"latencies": [figures_pb2.NumberedLatency(number=1)] * 5000},
         {"events": [figures_pb2.NumberedEvent(number=1)] * 300},
     ],
 )
