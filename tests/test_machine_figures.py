@@ -19,6 +19,7 @@ from allm.models.v1 import (
 )
 from google.protobuf import duration_pb2
 
+from tests.minilm import ENCODER
 from tests.speech import librivox
 from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
@@ -67,6 +68,32 @@ def transcribe(stack: Stack) -> None:
 
 def rising(times: Any) -> bool:
     return bool(0 < times.p50_seconds <= times.p95_seconds <= times.p99_seconds and times.count > 0)
+
+
+def test_each_model_has_figures_of_its_own(asked: Stack) -> None:
+    client = openai.OpenAI(base_url=asked.base_url, api_key="none", timeout=PATIENCE, max_retries=0)
+    for _ in range(3):
+        assert client.embeddings.create(model=ENCODER, input="a red circle").data
+    messages: list[Any] = [{"role": "user", "content": "Count to twenty."}]
+    assert client.chat.completions.create(model=MODEL, messages=messages, max_tokens=20).choices
+
+    def own(sample: Any) -> dict[str, Any]:
+        return {each.model_id: each for each in traffic(sample, TEXT).models}
+
+    def complete(sample: Any) -> bool:
+        found = own(sample)
+        return {MODEL, ENCODER} <= set(found) and found[ENCODER].request.count >= 3 and rising(found[MODEL].request)
+
+    sample = until(asked, complete)
+    found, text = own(sample), traffic(sample, TEXT)
+    assert found[ENCODER].requests_per_second > 0
+    assert not found[ENCODER].HasField("first_output"), "it writes no tokens"
+    assert not found[ENCODER].HasField("generated_tokens_per_second")
+    assert rising(found[MODEL].first_output)
+    assert found[MODEL].first_output.p50_seconds <= found[MODEL].request.p99_seconds
+    assert sum(each.request.count for each in found.values()) == text.request.count
+    assert text.request.p99_seconds <= max(each.request.p99_seconds for each in found.values())
+    until(asked, lambda sample: MODEL in own(sample) and own(sample)[MODEL].generated_tokens_per_second > 0)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from typer.testing import CliRunner, Result
 
 from services.cli import top as module
 from services.cli.main import app
+from services.cli.models.page import Page
 from tests.stack import environment
 
 GIB = 1024**3
@@ -57,7 +58,30 @@ def sample(**more: Any) -> machine_service_pb2.WatchMachineResponse:
                 accepted_tokens_per_second=150.0,
                 prompt_tokens_per_second=0.0,
                 request=machine_service_pb2.Percentiles(p50_seconds=0.25, p95_seconds=2.5, p99_seconds=61.25, count=9),
-            )
+                models=[
+                    machine_service_pb2.ModelTraffic(model_id="gone", requests_per_second=0.5),
+                    machine_service_pb2.ModelTraffic(
+                        model_id="used",
+                        running=3,
+                        waiting=1,
+                        requests_per_second=1 / 60,
+                        generated_tokens_per_second=1234.5,
+                        draft_tokens_per_second=200.0,
+                        accepted_tokens_per_second=150.0,
+                        first_output=machine_service_pb2.Percentiles(
+                            p50_seconds=0.05, p95_seconds=0.75, p99_seconds=0.75, count=9
+                        ),
+                    ),
+                ],
+            ),
+            machine_service_pb2.Traffic(
+                modality=model_pb2.MODALITY_AUDIO,
+                replicas=1,
+                requests_per_second=0.0,
+                audio_seconds_per_second=7.5,
+                generated_tokens_per_second=40.0,
+            ),
+            machine_service_pb2.Traffic(modality=model_pb2.MODALITY_IMAGE, replicas=1, images_per_second=0.2),
         ],
         **more,
     )
@@ -76,13 +100,23 @@ SYNCED = machine_service_pb2.WatchMachineResponse(synced=machine_service_pb2.Mac
 
 
 class Models(model_service_pb2_grpc.ModelServiceServicer):
-    """A catalog with a loaded model, one that waits for a request, and one that cannot run."""
+    """A catalog with a loaded model, one that waits for a request, one that cannot run, and one for audio."""
+
+    listed = 0  # how often the models were listed
 
     def ListModels(self, request: Any, context: Any) -> model_service_pb2.ListModelsResponse:  # noqa: N802
+        Models.listed += 1
+        text, ready = model_pb2.MODALITY_TEXT, model_pb2.MODEL_STATE_READY
         found = [
-            model_pb2.Model(id="idle", state=model_pb2.MODEL_STATE_READY),
-            model_pb2.Model(id="never", state=model_pb2.MODEL_STATE_UNSUPPORTED, reason="never: no driver is loaded"),
-            model_pb2.Model(id="used", state=model_pb2.MODEL_STATE_READY),
+            model_pb2.Model(id="idle", state=ready, modality=text),
+            model_pb2.Model(
+                id="never",
+                state=model_pb2.MODEL_STATE_UNSUPPORTED,
+                modality=text,
+                reason="never: no driver is loaded",
+            ),
+            model_pb2.Model(id="used", state=ready, modality=text),
+            model_pb2.Model(id="whisper", state=ready, modality=model_pb2.MODALITY_AUDIO),
         ]
         for model, reserved in ((found[0], 0), (found[2], GIB)):
             replica = model.replicas.add(replica="text-1", runtime="llama_cpp", device="vulkan", state=model.state)
@@ -140,13 +174,17 @@ def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]
     assert lines[0].split() == ["MEMORY", "USED", "OF", "SHARE", "THRESHOLD"]
     assert lines[1].split() == ["box", "4.0", "GiB", "10", "GiB", "40%", "90%"]
     assert lines[2].split() == ["box", "cuda:0", "2.0", "GiB", "8.0", "GiB", "25%", "95%"]
-    (text,) = (line.split() for line in lines if line.startswith("text"))
-    assert text == ["text", "2", "3", "1", "1,234", "200", "75%", "0", *"-----", "250", "ms", "2.5", "s", "61.2", "s"]
     start = next(place for place, line in enumerate(lines) if line.startswith("MODEL"))
-    assert [line.split() for line in lines[start + 1 : start + 4]] == [
-        ["used", "loaded", "llama_cpp", "on", "vulkan", "1.0", "GiB"],
-        ["never", "unsupported", "-", "-", "no", "driver", "is", "loaded"],
-        ["idle", "ready", "llama_cpp", "on", "vulkan", "-"],
+    found = [" ".join(line.split()) for line in lines[start + 1 : start + 9]]
+    assert found == [
+        "text - 3 1 - 1,234 tok - - - 250 ms 2.5 s 61.2 s 75% 0 - 2 -",
+        "gone deleted 0 0 0.5 - - - - - - - - - - - -",
+        "used loaded 3 1 0.017 1,234 tok 50 ms 750 ms 750 ms - - - 75% - 1.0 GiB - llama_cpp on vulkan",
+        "never unsupported - - - - - - - - - - - - - - - no driver is loaded",
+        "idle ready - - - - - - - - - - - - - - llama_cpp on vulkan",
+        "audio - 0 0 0 7.5 s - - - - - - - - - 1 -",
+        "whisper ready - - - - - - - - - - - - - - -",
+        "image - 0 0 - 0.2 img - - - - - - - - - 1 -",
     ]
     reported = [line for line in lines if "evicted (pressure)" in line]
     assert [line.split()[-1] for line in reported] == ["second", "first"], "the latest first"
@@ -155,10 +193,43 @@ def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]
 
 def test_for_scripts(top: Callable[..., Result]) -> None:
     found = json.loads(top(Machine([sample(events=[evicted("m")]), SYNCED]), "--json").stdout)
-    (text,) = found["sample"]["traffic"]
+    text = found["sample"]["traffic"][0]
+    assert [each["model_id"] for each in text["models"]] == ["gone", "used"]
+    assert [each["id"] for each in found["models"]] == ["idle", "never", "used", "whisper"]
     assert (text["modality"], text["running"], text["request"]["count"]) == ("text", 3, 9)
     assert "images_per_second" not in text, "it was not measured"
     assert [(each["kind"], each["model_id"]) for each in found["events"]] == [("evicted", "m")]
+
+
+@pytest.mark.parametrize(
+    ("width", "headers"),
+    [
+        (70, "MODEL STATE RUN WAIT REQ/S OUTPUT/S FIRST P50 P95"),
+        (80, "MODEL STATE RUN WAIT REQ/S OUTPUT/S FIRST P50 P95 RIGHT"),
+        (120, "MODEL STATE RUN WAIT REQ/S OUTPUT/S FIRST P50 P95 REQUEST P50 P95 RIGHT MEMORY"),
+    ],
+)
+def test_narrow_terminals_show_less(width: int, headers: str) -> None:
+    written = io.StringIO()
+    page = Page(Console(file=written, force_terminal=True, color_system=None, width=width, highlight=False))
+    module.show_machine(page, sample().sample, [], Models().ListModels(None, None).models)
+    lines = written.getvalue().splitlines()
+    assert next(line for line in lines if line.startswith("MODEL")).split() == headers.split()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if line.startswith(" ")] == ["gone", "used", "never", "idle", "whisper"]
+    assert "never: no driver is loaded" in lines
+
+
+def test_models_are_not_listed_at_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    quiet = [sample()] * module.LIST_SAMPLES
+    machine = Machine([sample(), SYNCED, *quiet, sample(events=[evicted("m")]), sample()])
+    machine.ended.set()
+    monkeypatch.setattr(Models, "listed", 0)
+    with running(machine) as address, pytest.raises(typer.Exit):
+        module.show_on(address, Console(file=io.StringIO(), force_terminal=True, width=200, highlight=False))
+    assert Models.listed == 3, "at the start, after five samples, and after an event"
 
 
 def test_no_running_service(top: Callable[..., Result]) -> None:
