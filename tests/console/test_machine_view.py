@@ -67,6 +67,10 @@ def sample(at: float, used_gib: int = 8) -> machine_service_pb2.MachineSample:
     text.prompt_tokens_per_second = 1500
     text.request.p50_seconds, text.request.p95_seconds, text.request.p99_seconds = 1.5, 4, 9
     text.first_output.p50_seconds, text.first_output.p95_seconds, text.first_output.p99_seconds = 0.12, 0.5, 0.9
+    text.requests_per_second = 4
+    for model, running in (("big-model", 4), ("small-model", 1)):
+        own = text.models.add(model_id=model, running=running, requests_per_second=2, generated_tokens_per_second=61.7)
+        own.request.p50_seconds, own.request.p95_seconds, own.request.p99_seconds = 1.5 * running, 7, 8
     audio = made.traffic.add(modality=model_pb2.MODALITY_AUDIO, replicas=1)
     audio.audio_seconds_per_second = 7.5
     return made
@@ -105,6 +109,11 @@ def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine
     assert figures(page, "Request duration") == "P50 1.50 s P95 4.00 s P99 9.00 s"
     tables = page.evaluate("document.querySelector('.tables').innerText")
     assert "7.5 s of audio/s" in tables
+    lines = [" ".join(line.split()) for line in tables.splitlines()]
+    assert "big-model 4 0 2 61.7 tokens/s" in lines
+    assert "small-model 1 0 2 61.7 tokens/s" in lines
+    assert "big-model: request duration 6.00 s 7.00 s 8.00 s" in lines
+    assert "small-model: request duration 1.50 s 7.00 s 8.00 s" in lines
     assert "120 ms" in tables
     assert problems(page) == []
 

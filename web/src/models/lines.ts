@@ -1,6 +1,6 @@
 // The plotted lines of the machine: for each its name, its values, and the text of a value.
 
-import type { Host, MachineSample, Percentiles, Traffic } from "../../generated/allm/models/v1/machine_service_pb";
+import type { Host, MachineSample, ModelTraffic, Percentiles, Traffic } from "../../generated/allm/models/v1/machine_service_pb";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
 import { amount, bytes, seconds } from "../measures";
 
@@ -51,8 +51,8 @@ export function percentileWords(measured: Percentiles | undefined): string[] {
   return PERCENTILES.map(([percentile]) => worded(measured?.[percentile] ?? null, seconds));
 }
 
-/** Formats the throughput. */
-export function rateWords(traffic: Traffic): string {
+/** Formats the throughput of a service or of a model. */
+export function rateWords(traffic: Traffic | ModelTraffic): string {
   const parts = [
     traffic.audioSecondsPerSecond === undefined ? "" : `${amount(traffic.audioSecondsPerSecond)} s of audio/s`,
     traffic.imagesPerSecond === undefined ? "" : `${amount(traffic.imagesPerSecond)} images/s`,

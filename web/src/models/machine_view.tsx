@@ -3,12 +3,12 @@
 import { signal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
-import type { Host } from "../../generated/allm/models/v1/machine_service_pb";
+import type { Host, ModelTraffic, Traffic } from "../../generated/allm/models/v1/machine_service_pb";
 import { link } from "../catalog";
 import { amount, bytes, seconds, timeOfDay } from "../measures";
 import { FigureView } from "./figure_view";
 import { sentenceOf } from "./machine_events";
-import { GENERATED_LINES, latencyLines, latencyName, memoryLines, percentileWords, PROMPT_LINES, rateWords, REQUEST_LINES, type Latency } from "./lines";
+import { GENERATED_LINES, latencyLines, latencyName, memoryLines, NOTHING, percentileWords, PROMPT_LINES, rateWords, REQUEST_LINES, type Latency } from "./lines";
 import { machineEvents, samples, machineFailure, wantPast } from "./machine";
 import { held, shownSample } from "./moment";
 
@@ -62,15 +62,29 @@ function MomentSlider() {
 function TrafficTable() {
   const traffic = shownSample.value?.sample.traffic ?? [];
   if (!traffic.length) return <p class="hint">No service has reported data yet.</p>;
-  const latencies = traffic.flatMap((each) => LATENCIES.flatMap((which) => (each[which] ? [{ modality: each.modality, which, percentiles: each[which] }] : [])));
+  const rows = traffic.flatMap((each) => [
+    { key: String(each.modality), name: modalityName(each.modality), model: false, load: each },
+    ...each.models.map((load) => ({ key: `${each.modality} ${load.modelId}`, name: load.modelId, model: true, load })),
+  ]);
+  // A service's only model has the service's latencies.
+  const latencies = traffic.flatMap((each) => [
+    ...latenciesOf(each, each.modality, modalityName(each.modality)),
+    ...(each.models.length > 1 ? each.models.flatMap((load) => latenciesOf(load, each.modality, load.modelId)) : []),
+  ]);
   return (
     <div class="tables">
       <table>
         <caption>Activity</caption>
-        <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Throughput</th></tr></thead>
+        <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Requests/s</th><th scope="col">Throughput</th></tr></thead>
         <tbody>
-          {traffic.map((each) => (
-            <tr key={each.modality}><th scope="row">{modalityName(each.modality)}</th><td>{amount(Number(each.running))}</td><td>{amount(Number(each.waiting))}</td><td>{rateWords(each)}</td></tr>
+          {rows.map(({ key, name, model, load }) => (
+            <tr key={key}>
+              <th scope="row" class={model ? "model" : ""}>{name}</th>
+              <td>{amount(Number(load.running))}</td>
+              <td>{amount(Number(load.waiting))}</td>
+              <td>{load.requestsPerSecond === undefined ? NOTHING : amount(load.requestsPerSecond)}</td>
+              <td>{rateWords(load)}</td>
+            </tr>
           ))}
         </tbody>
       </table>
@@ -79,9 +93,9 @@ function TrafficTable() {
           <caption>Latency over the last minute</caption>
           <thead><tr><td /><th scope="col">P50</th><th scope="col">P95</th><th scope="col">P99</th></tr></thead>
           <tbody>
-            {latencies.map(({ modality, which, percentiles }) => (
-              <tr key={`${modality} ${which}`}>
-                <th scope="row">{modalityName(modality)}: {latencyName(modality, which).toLowerCase()}</th>
+            {latencies.map(({ modality, name, which, percentiles }) => (
+              <tr key={`${modality} ${name} ${which}`}>
+                <th scope="row">{name}: {latencyName(modality, which).toLowerCase()}</th>
                 {percentileWords(percentiles).map((words, at) => <td key={at}>{words}</td>)}
               </tr>
             ))}
@@ -90,6 +104,11 @@ function TrafficTable() {
       )}
     </div>
   );
+}
+
+/** The measured latencies of a service or of a model. */
+function latenciesOf(load: Traffic | ModelTraffic, modality: Modality, name: string) {
+  return LATENCIES.flatMap((which) => (load[which] ? [{ modality, name, which, percentiles: load[which] }] : []));
 }
 
 function Plots() {
