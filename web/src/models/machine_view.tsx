@@ -79,7 +79,7 @@ function TrafficTable() {
         <tbody>
           {rows.map(({ key, name, model, load }) => (
             <tr key={key}>
-              <th scope="row" class={model ? "model" : ""}>{name}</th>
+              <th scope="row" class={model ? "part" : ""}>{name}</th>
               <td>{amount(Number(load.running))}</td>
               <td>{amount(Number(load.waiting))}</td>
               <td>{load.requestsPerSecond === undefined ? NOTHING : amount(load.requestsPerSecond)}</td>
