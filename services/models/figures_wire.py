@@ -76,7 +76,7 @@ def read_figures(message: figures_pb2.ReplicaFigures) -> Figures:
     """Decodes the figures of a replica; long texts are cut.
 
     Raises InvalidRequest, also for reports larger than any replica's. Skips events and latencies of unknown kinds,
-    because a service may be newer than the catalog.
+    because a service may be newer than the catalog, and figures of models without an id.
     """
     for name, most in (("events", MAX_EVENTS), ("models", MAX_MODELS), ("latencies", MOST_LATENCIES)):
         if len(getattr(message, name)) > most:
@@ -87,8 +87,10 @@ def read_figures(message: figures_pb2.ReplicaFigures) -> Figures:
         running=max(0, message.running),
         waiting=max(0, message.waiting),
         counters=_read_counters(message),
-        models={one.model_id[:MAX_NAME]: _read_model(one) for one in message.models},
-        latencies=tuple((one.number, _read_latency(one)) for one in message.latencies if one.kind in _LATENCY_KINDS),
+        models={one.model_id[:MAX_NAME]: _read_model(one) for one in message.models if one.model_id},
+        latencies=tuple(
+            (one.number, _read_latency(one)) for one in message.latencies if one.model_id and one.kind in _LATENCY_KINDS
+        ),
         events=tuple((one.number, _read_event(one.event)) for one in message.events if one.event.kind in _EVENT_KINDS),
         host=_read_host(message.host) if message.HasField("host") else None,
     )

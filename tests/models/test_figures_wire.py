@@ -90,8 +90,15 @@ def test_times_are_finite_and_not_negative() -> None:
 
 def test_latencies_of_a_newer_service_are_skipped() -> None:
     message = figures_message(WHOLE)
-    message.latencies.add(number=99, kind=99)  # type: ignore[arg-type]
-    assert read_figures(message).latencies == WHOLE.latencies
+    message.latencies.add(number=99, model_id="m", kind=99)  # type: ignore[arg-type]
+    assert read_figures(message) == WHOLE
+
+
+def test_figures_of_no_model_are_skipped() -> None:
+    message = figures_message(WHOLE)
+    message.latencies.add(number=99, kind=LATENCY_KINDS["request"], seconds=1.0)
+    message.models.add(running=5)
+    assert read_figures(message) == WHOLE
 
 
 def test_a_report_is_bounded() -> None:

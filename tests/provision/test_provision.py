@@ -21,7 +21,7 @@ from services.provision.reporter import FigureReader
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.readings import MemorySnapshot
 from services.settings.settings import load_settings
-from services.telemetry.figures import Figures, ModelEvents
+from services.telemetry.figures import Figures, ModelEvents, ModelLatencies
 from tests.provision.catalog_script import ScriptedCatalog
 from tests.provision.desired_models import Loader, Manager, local_manifest, registration
 
@@ -280,10 +280,10 @@ class Telling(FigureReader):
 
     broken = False
 
-    def read(self, after: int = 0) -> Figures:
+    def read(self, event: int = 0, latency: int = 0) -> Figures:
         if self.broken:
             raise OSError("a mistake of ours")
-        return super().read(after)
+        return super().read(event, latency)
 
 
 @pytest_asyncio.fixture
@@ -293,7 +293,7 @@ async def telling(
     """Yields the figures and the model events of a running replica."""
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
     events, memory = ModelEvents(), MemorySnapshot(HostMemory(100, 60, "psutil"), (), ())
-    figures = Telling("text", lambda: memory, 0.9, events)
+    figures = Telling(lambda: memory, 0.9, events, ModelLatencies(lambda: 0.0))
     registry = EngineRegistry("cpu", forced=True)
     provision = Provision(settings.model, "text", registry, manager, figures=figures)
     await provision.start()
@@ -317,6 +317,24 @@ async def test_every_report_has_figures_and_each_event_until_it_was_taken(
     assert [(one.number, one.event.model_id, one.event.reason) for one in reported] == [(1, "m", "idle")]
     uptimes = [report.figures.uptime.ToNanoseconds() for report in catalog.reports]
     assert uptimes == sorted(uptimes)
+
+
+async def test_each_latency_is_reported_once_and_again_to_a_catalog_that_restarted(
+    catalog: ScriptedCatalog, telling: tuple[Telling, ModelEvents]
+) -> None:
+    def reported() -> list[list[float]]:
+        return [[one.seconds for one in report.figures.latencies] for report in catalog.reports]
+
+    figures, _ = telling
+    figures._latencies.record("request", "m", 2.5)
+    await until(lambda: [2.5] in reported())
+    figures._latencies.record("request", "m", 1.5)
+    await until(lambda: [1.5] in reported())
+    count = len(catalog.reports)
+    await until(lambda: len(catalog.reports) >= count + 2)
+    assert not any(reported()[count:])
+    catalog.send_complete = True
+    await until(lambda: [2.5, 1.5] in reported())
 
 
 async def test_figures_that_cannot_be_read_keep_no_report_back(
