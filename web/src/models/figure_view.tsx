@@ -7,7 +7,7 @@ import { marksOf } from "./machine_events";
 import { shownSample } from "./moment";
 import { COLOURS, Plot, type PlotData } from "./plot";
 
-const GAP_SECONDS = 10; // a longer time without samples is a gap in the plot
+const GAP_SECONDS = 5; // a longer time without samples, such as a restart of the catalog, is a gap in the plot
 
 interface Props {
   title: string;
