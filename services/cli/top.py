@@ -130,7 +130,7 @@ def _load(load: Load | None) -> tuple[str, ...]:
     return (
         str(load.running),
         str(load.waiting),
-        f"{load.requests_per_second:.2g}" if given("requests_per_second") else NOTHING,
+        _rate(load.requests_per_second, digits=2) if given("requests_per_second") else NOTHING,
         _output(load),
         *_times(load.first_output),
         *_times(load.request),
@@ -167,8 +167,8 @@ def _share(used: float, total: float) -> str:
     return f"{used / total:.0%}" if total else NOTHING
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+def _rate(rate: float, digits: int = 3) -> str:
+    return f"{rate:,.0f}" if rate >= 10 ** (digits - 1) else f"{rate:.{digits}g}"
 
 
 def _times(times: machine_service_pb2.Percentiles) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ def sample(**more: Any) -> machine_service_pb2.WatchMachineResponse:
                 replicas=2,
                 running=3,
                 waiting=1,
+                requests_per_second=1234.5,
                 generated_tokens_per_second=1234.5,
                 draft_tokens_per_second=200.0,
                 accepted_tokens_per_second=150.0,
@@ -177,7 +178,7 @@ def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]
     start = next(place for place, line in enumerate(lines) if line.startswith("MODEL"))
     found = [" ".join(line.split()) for line in lines[start + 1 : start + 9]]
     assert found == [
-        "text - 3 1 - 1,234 tok - - - 250 ms 2.5 s 61.2 s 75% 0 - 2 -",
+        "text - 3 1 1,234 1,234 tok - - - 250 ms 2.5 s 61.2 s 75% 0 - 2 -",
         "gone deleted 0 0 0.5 - - - - - - - - - - - -",
         "used loaded 3 1 0.017 1,234 tok 50 ms 750 ms 750 ms - - - 75% - 1.0 GiB - llama_cpp on vulkan",
         "never unsupported - - - - - - - - - - - - - - - no driver is loaded",
