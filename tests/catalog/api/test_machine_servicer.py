@@ -148,7 +148,7 @@ async def test_replicas_without_figures_are_left_out(tmp_path: Path) -> None:
         {"images": float("nan")},
         {"models": [figures_pb2.ModelFigures(model_id="m", requests=-1)]},
         {"models": [figures_pb2.ModelFigures()] * 1001},
-        {"latencies": [figures_pb2.NumberedLatency(number=1, kind=figures_pb2.LATENCY_KIND_REQUEST, seconds=-1)]},
+        {"latencies": [figures_pb2.NumberedLatency(kind=figures_pb2.LATENCY_KIND_REQUEST, model_id="m", seconds=-1)]},
         {"latencies": [figures_pb2.NumberedLatency(number=1)] * 5000},
         {"events": [figures_pb2.NumberedEvent(number=1)] * 300},
     ],
