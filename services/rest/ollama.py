@@ -1,4 +1,4 @@
-"""Ollama's conventions: names with and without a tag, newline-delimited JSON, and the wrapper of the facades.
+"""Ollama's conventions: times, newline-delimited JSON, and the wrapper of the facades.
 
 Before the first message an error travels as in every facade, and the gateway (error_shapes.lua) writes Ollama's shape.
 """
@@ -17,35 +17,7 @@ from services.errors import AllmError
 from services.rpc.call import Handler, Method, Q, R, S, wrapper
 
 NDJSON = "application/x-ndjson"
-LATEST = ":latest"  # the tag of a name without one
-HUB, HUB_NAMES = "hf.co/", ("hf.co/", "huggingface.co/", "hf://")  # the first is how names of pulled models begin
 _encode = msgspec.json.Encoder().encode
-
-
-def tagged(name: str) -> str:
-    """Returns a name as Ollama's lists show it: with a tag. Clients look models up in these lists."""
-    return name if ":" in name else f"{name}{LATEST}"
-
-
-def hub_name(name: str) -> str:
-    """Returns the name of a model that was pulled from the hub under another spelling of it; others unchanged."""
-    for prefix in HUB_NAMES:
-        if name.startswith(prefix):
-            return HUB + name.removeprefix(prefix).replace("#", ":")
-    return name
-
-
-def known_name(name: str, known: Callable[[str], bool]) -> str:
-    """Returns the name under which a model is registered; if it is none, the given one without `:latest`.
-
-    A name without a tag and one with the tag `latest` are the same, unless models with both names are registered.
-    """
-    name = hub_name(name)
-    if known(name):
-        return name
-    if name.endswith(LATEST):
-        return name.removesuffix(LATEST)
-    return tagged(name) if known(tagged(name)) else name
 
 
 def timestamp(seconds: float | None = None) -> str:

@@ -24,9 +24,9 @@ from services.catalog.registration.models_file import read_models
 from services.errors import AllmError
 from services.image.api import messages as image_messages
 from services.models.hub import repository as hub
+from services.models.hub.names import known_name
 from services.models.hub.source import HubSource, parse_source
 from services.models.wire import read_manifest
-from services.rest.ollama import known_name
 from services.text.api.chat import servicer as chat_servicer
 from services.text.api.responses import messages as response_messages
 from tests.fuzz.fuzz_target import FuzzTarget

@@ -21,9 +21,10 @@ from services.catalog.model_view import ModelView
 from services.catalog.registration.hub_choice import quantization_of
 from services.catalog.watches import Changed, Removed
 from services.errors import InvalidRequest, ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
+from services.models.hub.names import known_name, tagged
 from services.models.runtimes import CPU
 from services.models.status import MemoryStatus, Status
-from services.rest.ollama import facade, known_name, lines, tagged, timestamp
+from services.rest.ollama import facade, lines, timestamp
 from services.rest.openai.body import decode, json_body
 from services.rpc.call import Call
 

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from services.errors import InvalidRequest, ModelInvalid
 from services.models.descriptor import Format
 from services.models.formats.inspect import guess
+from services.models.hub.names import HUB, after_hub
 from services.models.hub.source import FileTree
 
 SHAPE = "hf.co/ORG/NAME:QUANTIZATION"
@@ -22,7 +23,6 @@ _REFERENCE = re.compile(
 _QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:I?Q|TQ)[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4)(?=[-._/]|$)", re.IGNORECASE | re.ASCII
 )
-_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://")
 _PAGE = re.compile(r"(?P<repository>[^/\s]+/[^/\s]+)/(?:tree|blob|resolve)/(?P<revision>[^/\s]+)(?:/(?P<file>\S+))?")
 _NO_ID = re.compile(r"[^a-z0-9._-]+|^[^a-z0-9]+", re.ASCII)
 # Without a tag: the first of these that a repository has, as the hub's own pages propose.
@@ -55,13 +55,14 @@ def find_reference(text: str) -> HubReference:
     """
     if text.startswith("file://"):
         return HubReference(text, "")
-    rest = text[match.end() :] if (match := _HUB.match(text)) else text
+    after = after_hub(text)
+    rest = text if after is None else after
     page = _PAGE.fullmatch(rest.partition("?")[0].rstrip("/"))
     try:
         if page:
-            found = parse_reference(f"hf.co/{page['repository']}@{page['revision']}")
+            found = parse_reference(f"{HUB}{page['repository']}@{page['revision']}")
             return HubReference(found.source, unquote(page["file"] or ""))
-        found = parse_reference("hf.co/" + rest.rstrip("/").replace("#", ":", 1))
+        found = parse_reference(HUB + rest.rstrip("/").replace("#", ":", 1))
         return HubReference(found.source, unquote(found.tag) if "#" in rest else found.tag)
     except InvalidRequest:
         why = f"the source {text[:100]!r} is neither ORG/NAME[@REVISION][:QUANTIZATION] nor a page of the hub"

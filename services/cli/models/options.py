@@ -12,6 +12,7 @@ from allm.models.v1 import model_pb2
 
 from services.cli.problem import Problem
 from services.models.descriptor import Format
+from services.models.hub.names import after_hub
 from services.settings.modality_settings import DTYPES, SPECULATIONS
 
 Names = Annotated[
@@ -31,7 +32,7 @@ Address = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[^@:\s]+)?(?::\S+)?|(?:www\.)?(?:huggingface\.co|hf\.co)/\S+", re.ASCII)
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[^@:\s]+)?(?::\S+)?", re.ASCII)
 _AS_SET = "0: the setting of its service."
 Runtime = Annotated[str | None, typer.Option(metavar="NAME", help="The runtime; default or '': the registry's choice.")]
 LoadRuntime = Annotated[
@@ -65,8 +66,8 @@ def run_with(model: model_pb2.Model) -> str:
 
 def short_source(text: str) -> str:
     """Converts a path of this machine to a URL, and leaves all else to the catalog. Raises Problem for a bad path."""
-    is_hub = _HUB_NAME.fullmatch(text) and not Path(text).exists()
-    return text if is_hub else source_url(text)
+    at_hub = after_hub(text) or _REPOSITORY.fullmatch(text)
+    return text if at_hub and not Path(text).exists() else source_url(text)
 
 
 def source_url(text: str) -> str:

@@ -10,9 +10,10 @@ import msgspec
 from allm.ollama.v1 import text_service_pb2_grpc
 from google.api import httpbody_pb2
 
+from services.models.hub.names import known_name
 from services.models.store import StoredModel
 from services.rest import ollama
-from services.rest.ollama import facade, known_name
+from services.rest.ollama import facade
 from services.rest.openai.body import JSON, called, json_body, send_body
 from services.rpc.call import Call
 from services.text.api.completions import CompletionRequest, Completions
