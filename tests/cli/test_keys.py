@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from services.auth.identity_keys import create_keys
 from services.cli.keys import state_word
 from services.cli.main import app
-from services.cli.models.connection import catalog_address
+from services.cli.models.connection import catalog_address, read_note
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
 from services.settings.settings import load_settings
@@ -125,17 +125,17 @@ def test_command_without_the_operators_key_has_no_identity(
 
 
 def test_address_of_the_catalog(home: Path, tmp_path: Path) -> None:
-    here = {"ALLM_HOME": str(home)}
-    assert catalog_address("", load_settings(here)) == f"unix:{home}/catalog.sock"
-    assert catalog_address("", load_settings({**here, "ALLM_CATALOG": "catalog:50050"})) == "catalog:50050"
-    assert catalog_address("other:1", load_settings({**here, "ALLM_CATALOG": "catalog:50050"})) == "other:1"
-    elsewhere = {"ALLM_HOME": str(tmp_path)}
-    assert catalog_address("", load_settings(elsewhere)) == "127.0.0.1:50050"
-    for note in ("", "[]", "{}", '{"folder": 3}', '{"folder": "/nowhere"}'):
-        (tmp_path / NOTE_NAME).write_text(note)
-        assert catalog_address("", load_settings(elsewhere)) == "127.0.0.1:50050"
+    usual, note = load_settings({}), read_note(home)
+    assert catalog_address("", usual, note) == f"unix:{home}/catalog.sock"
+    elsewhere = load_settings({"ALLM_CATALOG": "catalog:50050"})
+    assert catalog_address("", elsewhere, note) == "catalog:50050"
+    assert catalog_address("other:1", elsewhere, note) == "other:1"
+    assert catalog_address("", usual, read_note(tmp_path)) == "127.0.0.1:50050"
+    for content in ("", "[]", "{}", '{"folder": 3}', '{"folder": "/nowhere"}'):
+        (tmp_path / NOTE_NAME).write_text(content)
+        assert catalog_address("", usual, read_note(tmp_path)) == "127.0.0.1:50050"
     with pytest.raises(Problem):
-        catalog_address("other", load_settings(here))
+        catalog_address("other", usual, note)
 
 
 def test_it_runs_where_only_the_catalog_is_installed() -> None:

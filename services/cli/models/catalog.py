@@ -20,6 +20,7 @@ from services.cli.models.connection import (
     command_identity,
     connect,
     find_address,
+    read_note,
     readable_errors,
     warning,
 )
@@ -187,9 +188,10 @@ def session(address: str) -> Iterator[Session]:
     """Connects to allm at `address`; empty: the local one. Errors end the command with a sentence."""
     with plainly():
         settings = load_settings()
-        where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)
+        note = read_note(settings.home)
+        where, catalog = find_address(address, settings, note), "" if address else catalog_address("", settings, note)
         own = command_identity(settings, "allm-models")
         with connect(where, own, settings.auth.api_key, catalog) as connection:
-            if said := warning(address, settings):
+            if said := warning(address, settings, note):
                 Page(error=True).say(said)
             yield Session(connection, CatalogClient(connection), settings)

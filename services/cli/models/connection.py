@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class Connection:
         self.text = text_service_pb2_grpc.TextServiceStub(channel)
 
 
-def find_address(asked: str, settings: Settings) -> str:
-    """Finds allm's address: `asked`, else the one in this home's run note, else the configured one.
+def find_address(asked: str, settings: Settings, note: Mapping[str, Any]) -> str:
+    """Finds allm's address: `asked`, else the one in this home's `run.json`, `note`, else the configured one.
 
     Raises:
         Problem: `asked` is not an address.
@@ -72,19 +72,20 @@ def find_address(asked: str, settings: Settings) -> str:
         except ValueError:
             raise Problem(f"--address {asked} must be host:port or https://host:port") from None
         return asked
-    return _noted(settings) or f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
+    return _noted(note) or f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
 
 
-def warning(asked: str, settings: Settings) -> str:
+def warning(asked: str, settings: Settings, note: Mapping[str, Any]) -> str:
     """Returns a sentence if nothing tells that the server of `find_address` is the one that is meant; else nothing."""
-    if asked or _noted(settings) or settings.model.catalog != DEFAULT_CATALOG:
+    if asked or _noted(note) or settings.model.catalog != DEFAULT_CATALOG:
         return ""
-    return f"No `allm serve` runs with {settings.home} (ALLM_HOME): this is the one on {find_address('', settings)}"
+    return (
+        f"No `allm serve` runs with {settings.home} (ALLM_HOME): this is the one on {find_address('', settings, note)}"
+    )
 
 
-def _noted(settings: Settings) -> str:
-    """Returns the address in this home's run note, or nothing."""
-    note = _run_note(settings.home)
+def _noted(note: Mapping[str, Any]) -> str:
+    """Returns the address in a run note, or nothing."""
     noted = note.get("local") or note.get("grpc")
     return noted if isinstance(noted, str) else ""
 
@@ -194,13 +195,13 @@ def key_service(asked: str, settings: Settings) -> Iterator[keys_pb2_grpc.KeySer
     Raises:
         Problem: `asked` is not an address, or the key that identifies this command cannot be read.
     """
-    address = catalog_address(asked, settings)
+    address = catalog_address(asked, settings, read_note(settings.home))
     with command_identity(settings, KEYS_COMMAND).blocking_channel(address, OPTIONS) as channel:
         yield keys_pb2_grpc.KeyServiceStub(channel)
 
 
-def catalog_address(asked: str, settings: Settings) -> str:
-    """Finds the catalog: `asked`, ALLM_CATALOG, the run folder of this home's `allm serve`, or the default port.
+def catalog_address(asked: str, settings: Settings, note: Mapping[str, Any]) -> str:
+    """Finds the catalog: `asked`, ALLM_CATALOG, the run folder in this home's `run.json`, `note`, or the default port.
 
     Raises Problem for an invalid address.
     """
@@ -212,14 +213,14 @@ def catalog_address(asked: str, settings: Settings) -> str:
         return asked
     if settings.model.catalog != DEFAULT_CATALOG:
         return settings.model.catalog
-    folder = _run_note(settings.home).get("folder")
+    folder = note.get("folder")
     if isinstance(folder, str) and (socket := Path(folder) / f"{CATALOG}.sock").exists():
         return f"unix:{socket}"
     return settings.model.catalog
 
 
-def _run_note(home: Path) -> dict[str, Any]:
-    """Returns the content of `run.json`; empty if the file is missing or unreadable."""
+def read_note(home: Path) -> dict[str, Any]:
+    """Returns the content of `run.json`, which `allm serve` writes; empty if the file is missing or unreadable."""
     try:
         note = json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.models.connection import find_address, warning
+from services.cli.models.connection import find_address, read_note, warning
 from services.cli.problem import Problem
 from services.settings.settings import load_settings
 from tests.cli.models.catalog_stand_in import LONG, Commands, allm_models, desired
@@ -17,37 +17,35 @@ from tests.ports import free_port
 from tests.stack import environment
 
 
-def test_the_address_asked_for_comes_first_then_the_running_stack_then_the_settings(tmp_path: Path) -> None:
-    environ = {"ALLM_HOME": str(tmp_path), "ALLM_HOST": "0.0.0.0", "ALLM_PORT": "8123"}  # noqa: S104 (not bound)
-    settings = load_settings(environ)
-    assert find_address("", settings) == "127.0.0.1:8123"
-    (tmp_path / "run.json").write_text(json.dumps({"grpc": "127.0.0.1:9999"}))
-    assert find_address("", settings) == "127.0.0.1:9999"
-    assert find_address("far.example:443", settings) == "far.example:443"
-    assert find_address("unix:/run/allm.sock", settings) == "unix:/run/allm.sock"
+def test_the_address_asked_for_comes_first_then_the_running_stack_then_the_settings() -> None:
+    settings = load_settings({"ALLM_HOST": "0.0.0.0", "ALLM_PORT": "8123"})  # noqa: S104 (not bound)
+    assert find_address("", settings, {}) == "127.0.0.1:8123"
+    note = {"grpc": "127.0.0.1:9999"}
+    assert find_address("", settings, note) == "127.0.0.1:9999"
+    assert find_address("far.example:443", settings, note) == "far.example:443"
+    assert find_address("unix:/run/allm.sock", settings, note) == "unix:/run/allm.sock"
 
 
 def test_a_server_that_this_home_does_not_know_is_named(tmp_path: Path) -> None:
     environ = {"ALLM_HOME": str(tmp_path), "ALLM_PORT": "8123"}
     settings = load_settings(environ)
-    assert str(tmp_path) in (said := warning("", settings))
+    assert str(tmp_path) in (said := warning("", settings, {}))
     assert "127.0.0.1:8123" in said
-    assert not warning("far.example:443", settings)
-    assert not warning("", load_settings({**environ, "ALLM_CATALOG": "catalog:50050"})), "as set up in a container"
-    (tmp_path / "run.json").write_text(json.dumps({"grpc": "127.0.0.1:8123"}))
-    assert not warning("", settings)
+    assert not warning("far.example:443", settings, {})
+    assert not warning("", load_settings({**environ, "ALLM_CATALOG": "catalog:50050"}), {}), "as set up in a container"
+    assert not warning("", settings, {"grpc": "127.0.0.1:8123"})
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"grpc": 7}'])
 def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
-    assert find_address("", load_settings({"ALLM_HOME": str(tmp_path)})) == "127.0.0.1:8080"
+    assert find_address("", load_settings({}), read_note(tmp_path)) == "127.0.0.1:8080"
 
 
 @pytest.mark.parametrize("address", ["example.org", "example.org:http", ":80"])
-def test_an_address_has_a_host_and_a_port(tmp_path: Path, address: str) -> None:
+def test_an_address_has_a_host_and_a_port(address: str) -> None:
     with pytest.raises(Problem, match="host:port"):
-        find_address(address, load_settings({"ALLM_HOME": str(tmp_path)}))
+        find_address(address, load_settings({}), {})
 
 
 def test_the_running_stack_is_found(models: Commands) -> None:
