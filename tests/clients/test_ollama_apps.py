@@ -103,6 +103,8 @@ def test_open_webui_finds_models(stack: Stack, webui: OpenWebUi) -> None:
     """It adds the tag `latest` to names without one, and looks the result up in the list."""
     version = webui.ask("GET", "/api/version")["version"]
     assert tuple(map(int, re.sub(r"^v|-.*", "", version).split("."))) > (0, 6, 0)
+    for path in ("/api/version", "/api/tags"):
+        assert webui.send("HEAD", path) == (200, "application/json", b""), "Ollama answers these probes"
     models = {model["model"]: model for model in webui.ask("GET", "/api/tags")["models"]}
     assert {TAGGED, f"{ENCODER}:latest"} <= models.keys()
     assert {"name", "modified_at", "size", "digest", "details"} <= models[TAGGED].keys()

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#allm/ollama/v1/models_service.proto\x12\x0e\x61llm.ollama.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\x11\n\x0fListTagsRequest\"\x14\n\x12ListRunningRequest\"\x13\n\x11GetVersionRequest2\x8f\x04\n\rModelsService\x12T\n\x08ListTags\x12\x1f.allm.ollama.v1.ListTagsRequest\x1a\x14.google.api.HttpBody\"\x11\x82\xd3\xe4\x93\x02\x0b\x12\t/api/tags\x12X\n\x0bListRunning\x12\".allm.ollama.v1.ListRunningRequest\x1a\x14.google.api.HttpBody\"\x0f\x82\xd3\xe4\x93\x02\t\x12\x07/api/ps\x12[\n\nGetVersion\x12!.allm.ollama.v1.GetVersionRequest\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\x0c/api/version\x12M\n\tShowModel\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/api/show:\x01*\x12O\n\tPullModel\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/api/pull:\x01*0\x01\x12Q\n\x0b\x44\x65leteModel\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x16\x82\xd3\xe4\x93\x02\x10*\x0b/api/delete:\x01*BJ\n\x11\x61i.allm.ollama.v1P\x01Z3github.com/allm/allm/gen/go/allm/ollama/v1;ollamav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#allm/ollama/v1/models_service.proto\x12\x0e\x61llm.ollama.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\x11\n\x0fListTagsRequest\"\x14\n\x12ListRunningRequest\"\x13\n\x11GetVersionRequest2\xbc\x04\n\rModelsService\x12i\n\x08ListTags\x12\x1f.allm.ollama.v1.ListTagsRequest\x1a\x14.google.api.HttpBody\"&\x82\xd3\xe4\x93\x02 \x12\t/api/tagsZ\x13\x42\x11\n\x04HEAD\x12\t/api/tags\x12X\n\x0bListRunning\x12\".allm.ollama.v1.ListRunningRequest\x1a\x14.google.api.HttpBody\"\x0f\x82\xd3\xe4\x93\x02\t\x12\x07/api/ps\x12s\n\nGetVersion\x12!.allm.ollama.v1.GetVersionRequest\x1a\x14.google.api.HttpBody\",\x82\xd3\xe4\x93\x02&\x12\x0c/api/versionZ\x16\x42\x14\n\x04HEAD\x12\x0c/api/version\x12M\n\tShowModel\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/api/show:\x01*\x12O\n\tPullModel\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/api/pull:\x01*0\x01\x12Q\n\x0b\x44\x65leteModel\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x16\x82\xd3\xe4\x93\x02\x10*\x0b/api/delete:\x01*BJ\n\x11\x61i.allm.ollama.v1P\x01Z3github.com/allm/allm/gen/go/allm/ollama/v1;ollamav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021ai.allm.ollama.v1P\001Z3github.com/allm/allm/gen/go/allm/ollama/v1;ollamav1'
   _globals['_MODELSSERVICE'].methods_by_name['ListTags']._loaded_options = None
-  _globals['_MODELSSERVICE'].methods_by_name['ListTags']._serialized_options = b'\202\323\344\223\002\013\022\t/api/tags'
+  _globals['_MODELSSERVICE'].methods_by_name['ListTags']._serialized_options = b'\202\323\344\223\002 \022\t/api/tagsZ\023B\021\n\004HEAD\022\t/api/tags'
   _globals['_MODELSSERVICE'].methods_by_name['ListRunning']._loaded_options = None
   _globals['_MODELSSERVICE'].methods_by_name['ListRunning']._serialized_options = b'\202\323\344\223\002\t\022\007/api/ps'
   _globals['_MODELSSERVICE'].methods_by_name['GetVersion']._loaded_options = None
-  _globals['_MODELSSERVICE'].methods_by_name['GetVersion']._serialized_options = b'\202\323\344\223\002\016\022\014/api/version'
+  _globals['_MODELSSERVICE'].methods_by_name['GetVersion']._serialized_options = b'\202\323\344\223\002&\022\014/api/versionZ\026B\024\n\004HEAD\022\014/api/version'
   _globals['_MODELSSERVICE'].methods_by_name['ShowModel']._loaded_options = None
   _globals['_MODELSSERVICE'].methods_by_name['ShowModel']._serialized_options = b'\202\323\344\223\002\016\"\t/api/show:\001*'
   _globals['_MODELSSERVICE'].methods_by_name['PullModel']._loaded_options = None
@@ -53,5 +53,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETVERSIONREQUEST']._serialized_start=153
   _globals['_GETVERSIONREQUEST']._serialized_end=172
   _globals['_MODELSSERVICE']._serialized_start=175
-  _globals['_MODELSSERVICE']._serialized_end=702
+  _globals['_MODELSSERVICE']._serialized_end=747
 # @@protoc_insertion_point(module_scope)

@@ -73,7 +73,7 @@ class ModelsServiceServicer:
     """
 
     def ListTags(self, request, context):
-        """GET /api/tags: returns the text models that are ready.
+        """GET or HEAD /api/tags: returns the text models that are ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ class ModelsServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVersion(self, request, context):
-        """GET /api/version: returns the version of Ollama whose API this is.
+        """GET or HEAD /api/version: returns the version of Ollama whose API this is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

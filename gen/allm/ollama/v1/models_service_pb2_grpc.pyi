@@ -35,11 +35,11 @@ class ModelsServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelsServiceAsyncStub: ...
     ListTags: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.ListTagsRequest, _httpbody_pb2.HttpBody]
-    """GET /api/tags: returns the text models that are ready."""
+    """GET or HEAD /api/tags: returns the text models that are ready."""
     ListRunning: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.ListRunningRequest, _httpbody_pb2.HttpBody]
     """GET /api/ps: returns the text models in memory."""
     GetVersion: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.GetVersionRequest, _httpbody_pb2.HttpBody]
-    """GET /api/version: returns the version of Ollama whose API this is."""
+    """GET or HEAD /api/version: returns the version of Ollama whose API this is."""
     ShowModel: _grpc.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
     """POST /api/show: returns one model, whose name is in the body."""
     PullModel: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
@@ -55,11 +55,11 @@ class ModelsServiceAsyncStub(ModelsServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTags: _aio.UnaryUnaryMultiCallable[_models_service_pb2.ListTagsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /api/tags: returns the text models that are ready."""
+    """GET or HEAD /api/tags: returns the text models that are ready."""
     ListRunning: _aio.UnaryUnaryMultiCallable[_models_service_pb2.ListRunningRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """GET /api/ps: returns the text models in memory."""
     GetVersion: _aio.UnaryUnaryMultiCallable[_models_service_pb2.GetVersionRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /api/version: returns the version of Ollama whose API this is."""
+    """GET or HEAD /api/version: returns the version of Ollama whose API this is."""
     ShowModel: _aio.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """POST /api/show: returns one model, whose name is in the body."""
     PullModel: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
@@ -78,7 +78,7 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_service_pb2.ListTagsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """GET /api/tags: returns the text models that are ready."""
+        """GET or HEAD /api/tags: returns the text models that are ready."""
 
     @_abc_1.abstractmethod
     def ListRunning(
@@ -94,7 +94,7 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_service_pb2.GetVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """GET /api/version: returns the version of Ollama whose API this is."""
+        """GET or HEAD /api/version: returns the version of Ollama whose API this is."""
 
     @_abc_1.abstractmethod
     def ShowModel(
