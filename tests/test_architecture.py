@@ -578,6 +578,7 @@ WIDE_TESTS = {
     "cli/models/test_models_change.py",
     "cli/models/test_models_keys.py",
     "cli/models/test_models_list.py",
+    "cli/test_wrong_input.py",
     "image/engine/runtimes/diffusers/test_loras.py",
     "image/engine/runtimes/diffusers/test_parity.py",
     "image/engine/test_image_worker.py",

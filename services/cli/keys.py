@@ -11,6 +11,7 @@ import typer
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
 from services.byte_count import bytes_word
+from services.cli.command import command_group
 from services.cli.models.connection import key_service, readable_errors
 from services.cli.models.listing import time_word
 from services.cli.models.options import Json
@@ -23,14 +24,14 @@ NONE_YET = "no keys yet: create one with `allm keys create NAME`"
 ANSWER_SECONDS = 30.0
 DAY_SECONDS = 86_400
 ONCE = "Save the key now: it is not shown again, and allm stores only its hash."
-keys_app = typer.Typer(
-    help="Create, list and revoke the API keys that `ALLM_AUTH=keys` requires.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+keys_app = command_group("Create, list and revoke the API keys that `ALLM_AUTH=keys` requires.")
 CatalogAddress = Annotated[
     str,
-    typer.Option("--catalog", metavar="ADDRESS", help="The address of the catalog; default: the one on this machine."),
+    typer.Option(
+        "--catalog",
+        metavar="ADDRESS",
+        help="The address of the catalog. Default: that of `allm serve` on this machine.",
+    ),
 ]
 
 
@@ -99,10 +100,10 @@ def _session(catalog: str) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
 
 @keys_app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the key, such as its user.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the key, such as that of its user.")],
     scopes: Annotated[
         list[str] | None,
-        typer.Option("--scope", metavar="SCOPE", help="`inference` (the default) or `admin`; repeatable."),
+        typer.Option("--scope", metavar="SCOPE", help="`inference`, the default, or `admin`; repeatable."),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -116,7 +117,9 @@ def create(
     ] = 0,
     concurrent: Annotated[
         int,
-        typer.Option("--concurrent", min=0, metavar="N", help="Requests at a time, in each replica; 0: no limit."),
+        typer.Option(
+            "--concurrent", min=0, metavar="N", help="Requests at the same time in each replica; 0: no limit."
+        ),
     ] = 0,
     in_flight: Annotated[
         int,
@@ -124,7 +127,7 @@ def create(
             "--bytes-in-flight",
             min=0,
             metavar="N",
-            help="Bytes of requests at a time, in each replica; 0: no limit.",
+            help="Bytes of the requests at the same time in each replica; 0: no limit.",
         ),
     ] = 0,
     stored: Annotated[
@@ -168,7 +171,7 @@ def list_keys(as_json: Json = False, catalog: CatalogAddress = "") -> None:
 
 @keys_app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="`key_...`, from `allm keys list`.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the key, `key_...`, from `allm keys list`.")],
     as_json: Json = False,
     catalog: CatalogAddress = "",
 ) -> None:

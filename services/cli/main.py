@@ -14,6 +14,7 @@ from rich.console import Console
 from services.auth.identity_keys import PUBLIC_NAME, ROLES, KeysUnusable, create_keys
 from services.byte_count import bytes_word
 from services.catalog.backup import BackupError, back_up
+from services.cli.command import command_group
 from services.cli.keys import keys_app
 from services.cli.models.app import add, models_app
 from services.cli.models.catalog import session
@@ -26,21 +27,17 @@ from services.cli.serve.serve import serve as serve_stack
 from services.cli.top import show_on, show_once
 from services.settings.settings import load_settings
 
-identity_app = typer.Typer(
-    help="Make the keys that sign identities inside a deployment (not API keys: those are `allm keys`).",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+identity_app = command_group("Create the keys with which the processes of a deployment know each other.")
 
 
 @identity_app.command("create")
 def create_identities(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:
-    """Create a private key for every role, `ROLE.key`, and the file of their public keys, `public.keys`.
+    """Create a private key for every role, `ROLE.key`, and one file of their public keys, `public.keys`.
 
-    `allm serve` makes its own. Deployments of several containers need them beforehand. To replace keys, create new ones
-    in another folder (docs/keys.md).
+    These are not API keys, which `allm keys` creates. `allm serve` makes its own; a deployment of several containers
+    needs them beforehand. To replace keys, create new ones in another folder, see docs/keys.md.
     """
     with plainly():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -52,21 +49,15 @@ def create_identities(
         typer.echo(f"{folder}: {', '.join(f'{role}.key' for role in ROLES)}, {PUBLIC_NAME}")
 
 
-app = typer.Typer(
+app = command_group(
+    "Serve text, audio and image models on your own machine: OpenAI's REST API and typed gRPC on one port.",
     name="allm",
-    help="Serves text, audio and image models on your own machine: OpenAI's REST API and typed gRPC on one port.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+    epilog="`allm serve` starts it. Then, in another terminal: `allm run smollm2-135m-instruct`",
 )
 app.add_typer(models_app, name="models")
-app.command(name="pull")(add)
 app.add_typer(keys_app, name="keys")
 app.add_typer(identity_app, name="identity")
-catalog_app = typer.Typer(
-    help="Back up the catalog: the registered models and the API keys.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+catalog_app = command_group("Back up the catalog, which holds the registered models and the API keys.")
 app.add_typer(catalog_app, name="catalog")
 
 
@@ -99,13 +90,18 @@ def _main(
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on, as `ALLM_HOST`.")] = "",
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="0: a free one; as `ALLM_PORT`.")] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on. Default: `ALLM_HOST`, or 127.0.0.1.")
+    ] = "",
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="The port to listen on; 0: a free one. Default: `ALLM_PORT`, or 8080."),
+    ] = None,
 ) -> None:
     """Start the catalog, the gateway and the text, audio and image services; run them until Ctrl-C.
 
     By default it serves small demo models on http://127.0.0.1:8080/v1. The audio and image services run if their
-    extras are installed. Settings are environment variables. The most common ones:
+    extras are installed. Settings are environment variables; docs/settings.md lists all. The most common ones:
 
     * `ALLM_MODELS` - models to register, as `id=/path/to/model.gguf`, comma-separated; see also `allm models add`
     * `ALLM_AUDIO_REPLICAS`, `ALLM_IMAGE_REPLICAS` - `0` turns a service off
@@ -124,18 +120,30 @@ def serve(
 @app.command("run")
 def run_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Id or alias of a text model.")],
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Answer this, and end.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT...", help="The prompt. Default: what comes through a pipe, or a conversation."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="system, temperature, max_tokens, ...; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="`temperature=0`, `max_tokens=100`, `system=TEXT` and others; repeatable.",
+        ),
     ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Chat with a model in the terminal; with a PROMPT or a pipe: print one answer.
+    """Chat with a model in the terminal, or print one answer to a PROMPT or a pipe.
 
-    `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt. A
-    conversation's prompts are kept in `ALLM_HOME/history`, readable only for you, for the arrow keys.
+    Examples:
+
+    * `allm run smollm2-135m-instruct` begins a conversation; `/?` shows its commands
+    * `allm run smollm2-135m-instruct "What is the capital of France?"`
+    * `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt
+
+    For the arrow keys, the prompts of conversations are kept in `ALLM_HOME/history`, which only you can read.
     """
     with session(address) as at:
         chat = Chat(at, model, settings or ())
@@ -148,6 +156,9 @@ def run_model(
             raise Problem("there is no prompt: give one as an argument or through a pipe")
         else:
             converse(chat, at.settings.home)
+
+
+app.command(name="pull")(add)
 
 
 @app.command()

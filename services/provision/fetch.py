@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from services.byte_count import bytes_word
 from services.errors import AllmError, Cancelled, ModelNotReady, Overloaded
 from services.models.hub.repository import Damaged
 from services.models.hub.transfer import download
@@ -232,8 +233,8 @@ class _Fetch:
             free = shutil.disk_usage(self._staging).free
         if needed + MARGIN > free:
             raise FetchProblem(
-                f"{self._id} needs {needed:,} more bytes in {self._model_cache.folder} (ALLM_MODELS_DIR), and "
-                f"a margin of {MARGIN:,}; {free:,} are free",
+                f"{self._id} needs {bytes_word(needed)} more in {self._model_cache.folder} (ALLM_MODELS_DIR), and a "
+                f"margin of {bytes_word(MARGIN)}; {bytes_word(free)} are free: remove models or other files",
                 permanent=False,
                 retry_after=WAIT_SECONDS if dropped else DISK_SECONDS,  # some may still be fetched, and go in a moment
             )

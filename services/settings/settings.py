@@ -8,11 +8,13 @@ section of docs/settings.md.
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from services.settings import setting
 from services.settings.gateway_settings import ADDRESS, AuthSettings, ClusterSettings, GatewaySettings, read_cluster
@@ -33,6 +35,9 @@ DEFAULT_CATALOG = "127.0.0.1:50050"
 # Settings of earlier releases, and their successors.
 REMOVED = {"ALLM_IDENTITY_SECRET_FILE": "ALLM_IDENTITY_KEY_FILE and ALLM_IDENTITY_PUBLIC_KEYS_FILE (docs/keys.md)"}
 PROCESSES = ClusterSettings.SECTION
+PREFIX = "ALLM_"
+SIMILAR = 0.75  # from 0 to 1: names with this similarity or more are taken for a misspelling
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +199,28 @@ class Settings:
     audio: AudioSettings
     image: ImageSettings
     residency: ResidencySettings
+
+
+def unknown_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of `environ` that are named as settings and are none, each with the most similar setting.
+
+    This is empty if none is similar. The variables in which Kubernetes names services are left out.
+    """
+    known = {name.removeprefix(PREFIX): name for name in _names(Settings)}
+    given = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX) and not _SERVICE.search(name))
+    unknown = sorted(name for name in given if name not in known)
+    nearest = {name: get_close_matches(name, known, 1, SIMILAR) for name in unknown}
+    return {PREFIX + name: known[found[0]] if found else "" for name, found in nearest.items()}
+
+
+def _names(kind: type[Any]) -> Iterator[str]:
+    """Yields the variables of a dataclass and of the dataclasses in its fields."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        if found := field.metadata.get(setting.SETTING):
+            yield found.name
+        elif is_dataclass(inner := hints[field.name]) and isinstance(inner, type):
+            yield from _names(inner)
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:

@@ -56,7 +56,7 @@ def test_a_system_prompt_is_used(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("no/such", CAPITAL), "The model `no/such` does not exist."),
+        (("no/such", CAPITAL), "The model `no/such` does not exist;"),
         ((MODEL,), "there is no prompt"),
         ((MODEL, CAPITAL, "--set", "temperature"), "--set temperature must be NAME=VALUE"),
         ((MODEL, CAPITAL, "--set", "colour=1"), "colour is none of system, temperature"),

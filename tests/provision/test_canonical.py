@@ -152,7 +152,7 @@ async def test_canonical_files_wait_for_disk_space(
     desired, _, _ = cached(hub, tmp_path)
     small_disk(monkeypatch, service.model_cache.folder, room=HALF)
     service.model_set.apply(desired)
-    await service.until(lambda: (kept := service.status().canonical) is not None and "more bytes in" in kept.reason)
+    await service.until(lambda: (kept := service.status().canonical) is not None and "more in" in kept.reason)
     assert (service.status().state, state(service)) == ("ready", "pending")
     small_disk(monkeypatch, service.model_cache.folder, room=2 * SIZE)
     await service.until(lambda: state(service) == "ready")

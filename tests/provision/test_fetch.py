@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from services.byte_count import bytes_word
 from services.models.hub import transfer
 from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
@@ -298,8 +299,8 @@ async def test_a_model_that_does_not_fit_is_refused_before_anything_is_fetched(m
     problem = await model.problem()
     assert not problem.permanent
     assert problem.retry_after
-    assert re.search(r"needs 1,152,921,504,606,846,976 more bytes in .*models \(ALLM_MODELS_DIR\)", problem.message)
-    assert re.search(r"; [\d,]+ are free", problem.message)
+    assert re.search(r"needs 1,048,576 TiB more in .*models \(ALLM_MODELS_DIR\)", problem.message)
+    assert re.search(r"; [\d,.]+ \w+ are free: remove", problem.message)
     assert not model.hub.requests
 
 
@@ -308,7 +309,7 @@ async def test_existing_files_need_no_space(model: Model, monkeypatch: pytest.Mo
     (model.staging / LARGE).write_bytes(CONTENT[LARGE][:1_000_000])
     monkeypatch.setattr(module, "MARGIN", 1 << 60)
     problem = await model.problem()
-    assert f"needs {TOTAL - 1_000_000:,} more bytes" in problem.message
+    assert f"needs {bytes_word(TOTAL - 1_000_000)} more" in problem.message
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

@@ -9,7 +9,7 @@ import pytest
 
 from services.settings.modality_settings import MIB
 from services.settings.setting import SettingError
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings, unknown_settings
 from tests.case import case
 
 # These need other variables or set several fields: their modules have separate tests.
@@ -343,3 +343,13 @@ def test_a_wrong_value_is_refused_with_the_variable_and_its_bounds() -> None:
             assert refusal.value.allowed.startswith(allowed)
             assert str(refusal.value).startswith(f"{variable}=")
             assert f"it must be {allowed}" in str(refusal.value)
+
+
+def test_variables_that_are_no_settings() -> None:
+    given = dict.fromkeys(("ALLM_PROT", "ALLM_MODEL", "ALLM_COLOUR", "ALLM_PORT", "HOME", "ALLM_LIFELINE_FD"), "1")
+    kubernetes = dict.fromkeys(("ALLM_TEXT_SERVICE_HOST", "ALLM_TEXT_SERVICE_PORT_GRPC", "ALLM_TEXT_PORT_1_TCP"), "1")
+    assert unknown_settings(given | kubernetes) == {
+        "ALLM_COLOUR": "",
+        "ALLM_MODEL": "ALLM_MODELS",
+        "ALLM_PROT": "ALLM_PORT",
+    }

@@ -6,6 +6,7 @@ A tag is a quantization such as `Q4_K_M`, or a file's path.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote
@@ -28,6 +29,7 @@ _NO_ID = re.compile(r"[^a-z0-9._-]+|^[^a-z0-9]+", re.ASCII)
 # Without a tag: the first of these that a repository has, as the hub's own pages propose.
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
 MOST_NAMED = 20  # quantizations that a message lists
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,22 @@ def choose_file(tree: FileTree, reference: HubReference) -> tuple[Format, str]:
     for wanted in (reference.tag.upper(),) if reference.tag else _USUAL:
         if file := quantized.get(wanted):
             return "gguf", file
+    if reference.tag in tree.files:
+        raise ModelInvalid(f"{reference.source} has {_no_format([reference.tag])}")
     if reference.tag:
         there = ", ".join(sorted(filter(None, quantized))[:MOST_NAMED]) or "no GGUF files with a quantization"
         raise ModelInvalid(f"{reference.source} has no {reference.tag[:100]!r}; it has {there}")
     if len(models) != 1 and not quantized:
-        what = "no model of a known format" if not models else f"several models: {', '.join(sorted(files))[:500]}"
+        what = f"several models: {', '.join(sorted(files))[:500]}" if models else _no_format(tree.files)
         raise ModelInvalid(f"{reference.source} has {what}")
     return models[0]
+
+
+def _no_format(files: Iterable[str]) -> str:
+    """Says that these files are no model, and what to do."""
+    why = "no model of a known format: GGUF, safetensors, Whisper, diffusers"
+    if weights := next((name for name in sorted(files) if name.endswith(".safetensors")), ""):
+        return f"{why}; {weights} needs the config.json of its folder, or the format diffusers if it is a checkpoint"
+    if pickled := next((name for name in sorted(files) if name.endswith(_PICKLES)), ""):
+        return f"{why}; {pickled} is a pickle, which may run code when it is read: convert it to safetensors"
+    return why

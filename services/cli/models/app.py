@@ -12,6 +12,7 @@ from allm.models.v1 import model_service_pb2 as pb
 from rich.console import Console
 
 from services.byte_count import bytes_word
+from services.cli.command import command_group
 from services.cli.models import listing
 from services.cli.models.bench import Bench, ChatBench, TranscriptionBench
 from services.cli.models.catalog import CatalogClient, session
@@ -20,6 +21,7 @@ from services.cli.models.import_folder import Entry, hint, import_folder, summar
 from services.cli.models.listing import explain
 from services.cli.models.options import (
     Address,
+    Alias,
     Base,
     ContextTokens,
     Dtype,
@@ -32,11 +34,14 @@ from services.cli.models.options import (
     MaxSequences,
     ModelId,
     Names,
+    NewSource,
     PipelineParallel,
     Runtime,
     Speculation,
     Steps,
     TensorParallel,
+    Timeout,
+    Wait,
     engine_settings,
     image_defaults,
     lora_list,
@@ -50,18 +55,7 @@ from services.cli.verify.app import verify_families, verify_model
 from services.models.descriptor import Format, Modality
 from services.settings.settings import load_settings
 
-models_app = typer.Typer(
-    help="Register models, show their state on each replica, and manage them.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
-
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait; 0: no limit.")]
-Alias = Annotated[
-    list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name of the model; repeatable.")
-]
-Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this machine."
+models_app = command_group("Register, list, update, measure and remove models.")
 
 
 @models_app.command()
@@ -69,7 +63,7 @@ def add(
     names: Names,
     format: FoundFormat = None,
     alias: Alias = None,
-    modality: Annotated[Modality | None, typer.Option(help="Default: the modality of the format.")] = None,
+    modality: Annotated[Modality | None, typer.Option(help="What the model is for. Default: by its format.")] = None,
     base: Base = "",
     loras: Loras = None,
     steps: Steps = None,
@@ -87,13 +81,13 @@ def add(
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Register a model, and wait until it is fetched, verified and ready. `allm pull` is the same command.
+    """Fetch a model from the hub, or take files of this machine; wait until it is verified and ready.
 
-    Without an ID or a format they are found from the source and its files, and shown before anything is fetched:
+    `allm pull` is `allm models add`. An id or a format that is not given is found and shown first. Examples:
 
-    * `allm pull Qwen/Qwen3-0.6B-GGUF:Q8_0`
-    * `allm pull https://huggingface.co/Qwen/Qwen3-0.6B`
-    * `allm pull ~/.allm/models/mine.gguf`
+    * `allm pull Qwen/Qwen3-0.6B-GGUF:Q8_0` fetches one quantization of a repository on the hub
+    * `allm pull qwen https://huggingface.co/Qwen/Qwen3-0.6B` gives the model the id `qwen`
+    * `allm pull ~/.allm/models/mine.gguf` registers a file of this machine
     """
     engine = engine_settings(
         dtype=dtype,
@@ -130,7 +124,7 @@ def add(
 def _found(catalog: CatalogClient, names: list[str], format: Format | None) -> pb.FindSourceResponse:
     """Returns what to register. Asks the catalog for what is not given. Raises Problem."""
     if len(names) > 2:
-        raise Problem(f"{len(names)} arguments are given: there may be an ID and must be a SOURCE")
+        raise Problem(f"{len(names)} arguments are given; there may be two: [ID] SOURCE")
     source = short_source(names[-1])
     if len(names) == 2 and format and "://" in source and not source.startswith("http"):
         return pb.FindSourceResponse(id=names[0], source=source, format=format)
@@ -146,7 +140,7 @@ def list_models(
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """List all registered models with their states."""
+    """List all registered models, each with its state."""
     with session(address) as at:
         reply = at.catalog.models()
         if as_json:
@@ -159,11 +153,11 @@ def list_models(
 @models_app.command()
 def show(
     model_id: ModelId,
-    files: Annotated[bool, typer.Option("--files", help="All files, not only the first.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Show all files, not only the first ones.")] = False,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Show everything about a model: replicas, benchmarks, files."""
+    """Show everything about a model, such as its replicas, benchmarks and files."""
     with session(address) as at:
         reply = at.catalog.get(model_id)
         if as_json:
@@ -175,12 +169,7 @@ def show(
 @models_app.command()
 def update(
     model_id: ModelId,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", help=f"{Source} Default: the present source, at the newest commit of its revision."
-        ),
-    ] = "",
+    source: NewSource = "",
     alias: Alias = None,
     no_aliases: Annotated[bool, typer.Option("--no-aliases", help="Remove all aliases.")] = False,
     base: Base = "",
@@ -246,7 +235,7 @@ def remove(
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Remove a model and delete its fetched files. Files of a `file://` source stay."""
+    """Remove a model and delete the files that allm has fetched for it. Files that you own stay."""
     with session(address) as at:
         model = at.catalog.get(model_id).model
         if not yes:
@@ -300,17 +289,19 @@ def why(model_id: ModelId, as_json: Json = False, address: Address = "") -> None
 @models_app.command()
 def bench(
     model_id: ModelId,
-    runtime: Annotated[str, typer.Option(help="Measure only this runtime; default: all that can run the model.")] = "",
-    tokens: Annotated[int, typer.Option(min=2, max=100_000, help="Tokens of each answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, after one to warm up.")] = 3,
-    prompt_tokens: Annotated[int, typer.Option(min=16, max=1_000_000, help="Approximate tokens of the prompt.")] = 128,
+    runtime: Annotated[str, typer.Option(metavar="NAME", help="Only this runtime. Default: all that fit.")] = "",
+    tokens: Annotated[int, typer.Option(min=2, max=100_000, metavar="N", help="Tokens of each answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Rounds, after one to warm up.")] = 3,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=16, max=1_000_000, metavar="N", help="Approximate tokens of the prompt.")
+    ] = 128,
     audio: Annotated[
-        Path | None, typer.Option("--audio", metavar="FILE", help="A recording of speech, for an audio model.")
+        Path | None, typer.Option("--audio", metavar="FILE", help="A recording of speech, which an audio model needs.")
     ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Measure a model on its runtimes and record the result: from then on the fastest one is chosen."""
+    """Measure a model on each of its runtimes, and record the results: the fastest one is chosen from then on."""
     with session(address) as at:
         chat = ChatBench(at.connection.chat, tokens, prompt_tokens)
         speech = TranscriptionBench(at.connection.audio, audio.expanduser()) if audio else None
@@ -327,12 +318,15 @@ models_app.command(name="verify-families")(verify_families)
 
 @models_app.command()
 def check(
-    model_id: Annotated[str, typer.Argument(metavar="ID", help="Default: all models.")] = "",
-    deep: Annotated[bool, typer.Option("--deep/--quick", help="Read every byte, or only compare sizes.")] = True,
+    model_id: Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model. Default: all models.")] = "",
+    deep: Annotated[bool, typer.Option("--deep/--quick", help="Compare checksums, or only sizes.")] = True,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Compare the files of models on this machine (`ALLM_MODELS_DIR`) with their manifests."""
+    """Compare the fetched files in `ALLM_MODELS_DIR` with what was registered.
+
+    The exit status is 1 if a file is missing or damaged.
+    """
     with session(address) as at:
         named = at.catalog.get(model_id).model.id if model_id else ""
         models = [desired for desired in at.catalog.snapshot() if not named or desired.model.id == named]
@@ -351,12 +345,12 @@ def check(
 
 @models_app.command(name="import")
 def import_models(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of models, below `ALLM_MODEL_ROOTS`.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be registered.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of models, in one of `ALLM_MODEL_ROOTS`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and register nothing.")] = False,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Register every model in a folder, such as an old `~/.llm-router/models`."""
+    """Register every model in a folder, such as `~/.llm-router/models`; the files stay where they are."""
     page = Page()
 
     def report(entry: Entry) -> None:

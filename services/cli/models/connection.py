@@ -18,6 +18,8 @@ from allm.keys.v1 import keys_pb2_grpc
 from allm.models.v1 import machine_service_pb2_grpc, model_service_pb2_grpc
 from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 from gateway.address import split_host_port, url_host
 from services.auth.identity_keys import OPERATOR, KeysUnusable, read_key
@@ -34,10 +36,15 @@ OPTIONS = (("grpc.max_receive_message_length", 64 * MIB), ("grpc.enable_http_pro
 HTTPS = "https://"
 DETAILS = "grpc-status-details-bin"
 KEYS_COMMAND = "allm-keys"  # its name in the catalog's log
+# What a user of the commands can do about an error of the catalog or a service, by its reason (services/errors.py).
+REMEDIES = {
+    "MODEL_NOT_FOUND": "`allm models list` shows the models, `allm pull` adds one",
+    "UNAUTHENTICATED": "set ALLM_API_KEY to a key that `allm keys create` has made",
+}
 
 
 class CallRefused(Problem):
-    """An error from the catalog itself, with its message unchanged."""
+    """An error from the catalog or a service, with its message, and for some reasons with a remedy."""
 
 
 class Lost(Problem):
@@ -146,13 +153,25 @@ def _sentence(error: grpc.RpcError) -> Problem:
     if not isinstance(error, grpc.Call):
         return Problem(f"the call failed: {error}")
     message = error.details() or error.code().name
-    if DETAILS in {key for key, _ in error.trailing_metadata() or ()}:  # an error from allm itself
-        return CallRefused(message)
+    details = dict(error.trailing_metadata() or ()).get(DETAILS)
+    if isinstance(details, bytes):  # an error from allm itself
+        remedy = REMEDIES.get(_reason(details))
+        return CallRefused(f"{message.rstrip('.')}; {remedy}" if remedy else message)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Late("allm did not answer in time")
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return Lost(f"the service does not answer at the moment ({message}): try again, or see allm's logs")
     return CallRefused(message)
+
+
+def _reason(details: bytes) -> str:
+    """Returns the reason in the details of an error; empty if they are not allm's."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        found = status_pb2.Status.FromString(details).details
+    except DecodeError:
+        return ""
+    return info.reason if found and found[0].Unpack(info) else ""
 
 
 def by_model(model_id: str) -> tuple[tuple[str, str], ...]:
@@ -193,10 +212,13 @@ def key_service(asked: str, settings: Settings) -> Iterator[keys_pb2_grpc.KeySer
     """Connects to the catalog's key service with full rights.
 
     Raises:
-        Problem: `asked` is not an address, or the key that identifies this command cannot be read.
+        Problem: `asked` is not an address, the key that identifies this command cannot be read, or nothing answers.
     """
     address = catalog_address(asked, settings, read_note(settings.home))
     with command_identity(settings, KEYS_COMMAND).blocking_channel(address, OPTIONS) as channel:
+        if not _answers(channel):
+            where = f"{address}, as the catalog of ALLM_HOME={settings.home}"
+            raise Problem(f"allm does not answer on {where}: start it with `allm serve`, or give --catalog")
         yield keys_pb2_grpc.KeyServiceStub(channel)
 
 

@@ -18,7 +18,7 @@ REPLICA_HEADERS = ("REPLICA", "STATE", "GENERATION", "RUNTIME", "DEVICE", "PEAK 
 BENCHMARK_HEADERS = ("RECORDED", "RUNTIME", "DEVICE", "TOKENS/S", "FIRST TOKEN", "PEAK MEMORY")
 FILE_HEADERS = ("SIZE", "SHA-256", "FILE")
 FIRST_FILES = 20
-NONE_YET = "no models yet: register one with `allm models add ID SOURCE --format FORMAT`"
+NONE_YET = "no models yet: `allm pull ORG/NAME` fetches one from the hub"
 
 
 def show_models(page: Page, models: Sequence[model_pb2.Model]) -> None:

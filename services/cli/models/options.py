@@ -19,36 +19,76 @@ Names = Annotated[
     list[str],
     typer.Argument(
         metavar="[ID] SOURCE",
-        help="The name that requests use, and `org/name[@revision][:quantization]`, the address of a page of the hub, "
-        "or a path.",
+        help="ID is the name in requests. SOURCE is `org/name[@revision][:quantization]` on the hub, the address of a "
+        "page of the hub, or a path of this machine.",
+    ),
+]
+NewSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="`hf://org/name[@revision][#file]`, or a path of this machine. Default: the present source, at its newest "
+        "commit.",
     ),
 ]
 FoundFormat = Annotated[
     Format | None,
-    typer.Option(case_sensitive=False, help="The format of its files; default: what they are. It never changes."),
+    typer.Option(case_sensitive=False, help="The format of the files. Default: found from the files."),
 ]
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
 Address = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
+    str, typer.Option(metavar="HOST:PORT", help="The address of allm. Default: that of `allm serve` on this machine.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the model is ready, or return at once.")]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait in seconds; 0: no limit.")]
+Alias = Annotated[
+    list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name of the model in requests; repeatable.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[^@:\s]+)?(?::\S+)?", re.ASCII)
-_AS_SET = "0: the setting of its service."
-Runtime = Annotated[str | None, typer.Option(metavar="NAME", help="The runtime; default or '': the registry's choice.")]
+_ZERO = "0: the service's setting, `{}`."
+Runtime = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The runtime, such as `llama_cpp` or `torch`. Default, or '': the best one."),
+]
 LoadRuntime = Annotated[
     str,
-    typer.Option(metavar="NAME", help="The runtime; default: the registered one, or the registry's choice."),
+    typer.Option(metavar="NAME", help="The runtime, such as `torch`. Default: the registered one, or the best one."),
 ]
-TensorParallel = Annotated[int | None, typer.Option(min=0, help=f"GPUs of a machine that share every layer; {_AS_SET}")]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help=f"GPUs that share every layer; {_ZERO.format('ALLM_TENSOR_PARALLEL')}"),
+]
 PipelineParallel = Annotated[
-    int | None, typer.Option(min=0, help="Pipeline stages that the layers are divided into, usually one per machine.")
+    int | None,
+    typer.Option(min=0, metavar="N", help="Groups of layers, usually one on each machine; 0: one."),
 ]
-ContextTokens = Annotated[int | None, typer.Option(min=0, help=f"Most tokens of prompt and answer; {_AS_SET}")]
-MaxSequences = Annotated[int | None, typer.Option(min=0, help=f"Requests that decode at the same time; {_AS_SET}")]
-KvTokens = Annotated[int | None, typer.Option(min=0, help=f"Tokens in the cache of all requests; {_AS_SET}")]
-Dtype = Annotated[str | None, typer.Option(metavar="|".join(DTYPES), help="Precision of safetensors.")]
+ContextTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help=f"Most tokens of prompt and answer together; {_ZERO.format('ALLM_CONTEXT_TOKENS')}"
+    ),
+]
+MaxSequences = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help=f"Requests at the same time; {_ZERO.format('ALLM_MAX_SEQUENCES')}"),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help=f"Tokens of all requests together in the KV cache; {_ZERO.format('ALLM_KV_TOKENS')}"
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="|".join(DTYPES), help="Precision of a model in safetensors. Default: `ALLM_DTYPE`."),
+]
 Speculation = Annotated[
-    str | None, typer.Option(metavar="|".join(SPECULATIONS), help="How tokens are guessed; '': as its service is set.")
+    str | None,
+    typer.Option(
+        metavar="|".join(SPECULATIONS),
+        help="Guess several tokens at once from the prompt, or not. Default, or '': `ALLM_SPECULATION`.",
+    ),
 ]
 
 
@@ -80,15 +120,30 @@ def source_url(text: str) -> str:
             return path.absolute().as_uri()
     except (OSError, RuntimeError, ValueError) as error:
         raise Problem(f"{text} cannot be read: {error}") from error
-    raise Problem(f"{text} is not a file or folder on this machine; write a hub repository as hf://org/name")
+    raise Problem(f"{text} is not a file or folder on this machine; a repository of the hub is hf://org/name")
 
 
 Base = Annotated[
-    str, typer.Option(metavar="SOURCE", help="The source of the configuration for a single-file checkpoint.")
+    str,
+    typer.Option(
+        metavar="SOURCE", help="The model from which a single-file image checkpoint takes its configuration, as SOURCE."
+    ),
 ]
-Loras = Annotated[list[str] | None, typer.Option("--lora", metavar="SOURCE[=SCALE]", help="A LoRA to add; repeatable.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Default steps of an image.")]
-Guidance = Annotated[float | None, typer.Option(min=0, help="Default guidance of an image.")]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="SOURCE[=SCALE]",
+        help="A LoRA for an image model, and its strength, by default 1; repeatable.",
+    ),
+]
+Steps = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Denoising steps of an image, unless the request names some.")
+]
+Guidance = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="SCALE", help="How closely an image follows its prompt, unless the request says it."),
+]
 
 
 def lora_list(texts: Sequence[str] | None) -> list[model_pb2.Lora]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 from services.cli.problem import Problem
 from services.storage import make_private, private_folder
@@ -48,11 +49,9 @@ def run_folder(home: Path) -> Iterator[Path]:
     It is not in the home because the path of a Unix socket may have 107 bytes at most, and homes can be deep.
 
     Raises:
-        Problem: another `allm serve` runs with this home.
+        Problem: another `allm serve` runs with this home, or it cannot be written.
     """
-    private_folder(home)
-    with (home / LOCK_NAME).open("a") as lock:  # the kernel releases the lock even if we are killed
-        make_private(home / LOCK_NAME)
+    with _lock_file(home) as lock:  # the kernel releases the lock even if we are killed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,6 +66,17 @@ def run_folder(home: Path) -> Iterator[Path]:
         finally:
             (home / NOTE_NAME).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock_file(home: Path) -> TextIO:
+    try:
+        private_folder(home)
+        lock = (home / LOCK_NAME).open("a")
+    except OSError as error:
+        why = f"{home} cannot be written ({error.strerror}): choose another folder with ALLM_HOME"
+        raise Problem(why) from error
+    make_private(home / LOCK_NAME)
+    return lock
 
 
 def _remove_remains(home: Path) -> None:

@@ -33,7 +33,7 @@ from services.models.demo.copied_demo import ENCODER, RERANKER, SHAPES, WHISPER
 from services.models.demo.text_demo import DEMO_ID, SAFETENSORS_DEMO_ID
 from services.settings.gateway_settings import AuthSettings
 from services.settings.setting import SettingError
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings, unknown_settings
 from services.settings.trace_settings import ENDPOINT, EXTRA
 from services.text.runtime_availability import BUILDS, llama_library
 
@@ -44,7 +44,7 @@ KEYS = (
 )
 CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_API_KEY" '
 MIB = 1024 * 1024
-NO_MODELS = "none: register one with `allm models add`, or install a small one: pip install 'allm-server[demo]'"
+NO_MODELS = "none: fetch one with `allm pull ORG/NAME`, or install small ones: pip install 'allm-server[demo]'"
 MAX_SHOWN = 20
 RECORDING = Path(__file__).parents[3] / "examples" / "speech.wav"  # in a clone
 USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)
@@ -191,6 +191,10 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
         Problem: it cannot start.
     """
     settings = with_installed(load_settings(environ), screen.say)
+    for name, similar in unknown_settings(environ).items():
+        if similar:
+            raise Problem(f"{name} is not a setting: did you mean {similar}? docs/settings.md lists all")
+        screen.say(f"Warning: {name} is not a setting and has no effect")
     check_traces(settings)
     if is_confined(settings.gateway):
         screen.say(CONFINED.format(host=settings.gateway.host))

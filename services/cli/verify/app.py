@@ -17,7 +17,7 @@ from services.cli.verify.suite import show_outcomes, verify
 
 HEADERS = ("FAMILY", "MODEL", "FORMAT", "RUNTIME", "RESULT", "DETAIL")
 Checks = Annotated[
-    list[str] | None, typer.Option("--check", metavar="NAME", help="Run only this check, and loading; repeatable.")
+    list[str] | None, typer.Option("--check", metavar="NAME", help="Run only this check, after loading; repeatable.")
 ]
 
 
@@ -29,15 +29,18 @@ def verify_model(
         bool, typer.Option("--random-weights", help="Skip the checks that need trained weights.")
     ] = False,
     prompt_tokens: Annotated[
-        int, typer.Option(min=64, max=1_000_000, help="Approximate tokens of a long prompt.")
+        int, typer.Option(min=64, max=1_000_000, metavar="N", help="Approximate tokens of the long prompt.")
     ] = 1000,
     record_file: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE", help="Write the result to this file.")
+        Path | None, typer.Option("--record", metavar="FILE", help="Also write the result to this file, as JSON.")
     ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Check that a text model serves correctly: template, stop tokens, batches, tools and likelihoods."""
+    """Check that a text model answers correctly: its template, stop tokens, batches, tools and likelihoods.
+
+    The exit status is 1 if a check failed.
+    """
     with session(address) as at:
         subject, outcomes = verify(
             at.connection,
@@ -61,18 +64,17 @@ def verify_model(
 
 def verify_families(
     family: Annotated[
-        list[str] | None, typer.Option("--family", metavar="NAME", help="Only this family; repeatable.")
+        list[str] | None,
+        typer.Option("--family", metavar="NAME", help="Test only this family, such as one of `--list`; repeatable."),
     ] = None,
     into: Annotated[
         Path | None,
-        typer.Option("--into", metavar="DIR", help="Folder of the records; default: `$ALLM_HOME/verified`."),
+        typer.Option("--into", metavar="DIR", help="The folder for the results. Default: `$ALLM_HOME/verified`."),
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help=f"Keep the models, registered as `{PREFIX}NAME`, and their files.")
-    ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also test those that have passed in an earlier run.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help=f"Keep the models, as `{PREFIX}NAME`, and their files.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also test what passed in an earlier run.")] = False,
     check: Checks = None,
-    only_list: Annotated[bool, typer.Option("--list", help="Only list the models; fetch nothing.")] = False,
+    only_list: Annotated[bool, typer.Option("--list", help="List the models, and fetch nothing.")] = False,
     as_json: Json = False,
     address: Address = "",
 ) -> None:

@@ -203,7 +203,9 @@ def answer_of(remote: Remote, start: int = 0, stop: int | None = None) -> Iterat
             yield response
     except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
         why = str(error) or type(error).__name__
-        raise ModelNotReady(f"{remote}: no answer from the hub at {shown_endpoint()} ({why})") from error
+        raise ModelNotReady(
+            f"{remote}: no answer from the hub at {shown_endpoint()} ({why}): check network, proxy and HF_ENDPOINT"
+        ) from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:  # its text may quote a signed URL
         raise ModelNotReady(f"{remote}: the hub at {shown_endpoint()} fails: {type(error).__name__}") from error
     except library.errors.OfflineModeIsEnabled as error:

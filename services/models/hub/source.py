@@ -84,7 +84,8 @@ def _local(text: str, roots: Sequence[Path], param: str) -> LocalSource:
         raise InvalidRequest(f"the source {text!r} cannot be followed: {error}", param=param) from error
     if not inside:  # checked before existence, so that the error does not reveal files elsewhere
         allowed = ", ".join(map(str, roots))
-        raise InvalidRequest(f"{path} is not below one of ALLM_MODEL_ROOTS ({allowed})", param=param)
+        why = f"{path} is not below one of ALLM_MODEL_ROOTS ({allowed}): move it there, or add its folder to them"
+        raise InvalidRequest(why, param=param)
     return LocalSource(real if ".." in path.parts else path)
 
 

@@ -70,7 +70,7 @@ def test_an_id_and_a_format_that_are_given_count(models: Commands, tmp_path: Pat
     assert [request.source for request in models.catalog.requests("FindSource")] == ["org/M-GGUF", HUB, file.as_uri()]
     assert [request.id for request in models.catalog.requests("RegisterModel")] == ["m", "n", "o"]
     three = models("add", "a", "b", "c")
-    assert (three.status, three.stderr) == (1, "allm: 3 arguments are given: there may be an ID and must be a SOURCE\n")
+    assert (three.status, three.stderr) == (1, "allm: 3 arguments are given; there may be two: [ID] SOURCE\n")
 
 
 def test_without_a_terminal_a_download_prints_occasional_lines(models: Commands) -> None:

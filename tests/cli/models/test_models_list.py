@@ -44,7 +44,7 @@ def test_unapplied_entries_of_the_models_file_are_listed_below(models: Commands)
 
 
 def test_no_models_yet(models: Commands) -> None:
-    assert "allm models add" in models("list").stdout
+    assert "`allm pull ORG/NAME`" in models("list").stdout
     assert models("list", "--json").json == {"models": []}
 
 

@@ -270,6 +270,7 @@ def test_a_hub_that_cannot_be_reached_is_named_without_its_password(monkeypatch:
     with pytest.raises(ModelNotReady, match=f"no answer from the hub at http://127.0.0.1:{port}") as raised:
         HubTree.open_repository(SOURCE)
     assert "secret" not in str(raised.value)
+    assert str(raised.value).endswith(": check network, proxy and HF_ENDPOINT")
 
 
 def test_a_hub_that_falls_silent_is_not_waited_for(

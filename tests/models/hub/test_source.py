@@ -91,7 +91,9 @@ def test_a_path_outside_of_the_roots_is_refused_whether_it_exists_or_not(tmp_pat
     (tmp_path / "root2").mkdir()
     for path in (tmp_path / "there", tmp_path / "not there", tmp_path / "root2", root / ".." / "there", Path("/")):
         message = refusal(f"file://{path}", [root])
-        assert message == f"{path} is not below one of ALLM_MODEL_ROOTS ({root})"
+        assert (
+            message == f"{path} is not below one of ALLM_MODEL_ROOTS ({root}): move it there, or add its folder to them"
+        )
     refusal(f"file://{root}/%2e%2e/there", [root])
     refusal(f"file://{root}", [])
 
