@@ -111,7 +111,7 @@ pip = SKBUILD_CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/containers
 define install
 test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
 test -x $(BIN)/python || $(PYTHON) -m venv .venv
-echo "Installing allm into .venv. The first time, llama.cpp is compiled for this machine: about two minutes."
+echo "Installing allm into .venv. The first time, about 1 GB is downloaded and llama.cpp is compiled: three minutes."
 $(call pip,--constraint constraints.txt --editable '.[$(1)]')
 rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
