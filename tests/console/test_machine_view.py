@@ -13,6 +13,7 @@ from tests.console.axe import problems
 from tests.console.chromium import Browser, Page
 from tests.console.freezing_proxy import FreezingProxy
 from tests.console.scripted_services import Scripted, ScriptedMachine, scripted_gateway
+from tests.console.test_accessibility import PHONE
 
 GIB = 1 << 30
 PAST_SECONDS = 600
@@ -115,6 +116,9 @@ def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine
     assert "big-model: request duration 6.00 s 7.00 s 8.00 s" in lines
     assert "small-model: request duration 1.50 s 7.00 s 8.00 s" in lines
     assert "120 ms" in tables
+    assert problems(page) == []
+    page.resize(**PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert problems(page) == []
 
 

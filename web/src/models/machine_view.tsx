@@ -73,34 +73,38 @@ function TrafficTable() {
   ]);
   return (
     <div class="tables">
-      <table>
-        <caption>Activity</caption>
-        <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Requests/s</th><th scope="col">Throughput</th></tr></thead>
-        <tbody>
-          {rows.map(({ key, name, model, load }) => (
-            <tr key={key}>
-              <th scope="row" class={model ? "part" : ""}>{name}</th>
-              <td>{amount(Number(load.running))}</td>
-              <td>{amount(Number(load.waiting))}</td>
-              <td>{load.requestsPerSecond === undefined ? NOTHING : amount(load.requestsPerSecond)}</td>
-              <td>{rateWords(load)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-      {latencies.length > 0 && (
-        <table class="latencies">
-          <caption>Latency over the last minute</caption>
-          <thead><tr><td /><th scope="col">P50</th><th scope="col">P95</th><th scope="col">P99</th></tr></thead>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Activity">
+        <table>
+          <caption>Activity</caption>
+          <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Requests/s</th><th scope="col">Throughput</th></tr></thead>
           <tbody>
-            {latencies.map(({ modality, name, which, percentiles }) => (
-              <tr key={`${modality} ${name} ${which}`}>
-                <th scope="row">{name}: {latencyName(modality, which).toLowerCase()}</th>
-                {percentileWords(percentiles).map((words, at) => <td key={at}>{words}</td>)}
+            {rows.map(({ key, name, model, load }) => (
+              <tr key={key}>
+                <th scope="row" class={model ? "part" : ""}>{name}</th>
+                <td>{amount(Number(load.running))}</td>
+                <td>{amount(Number(load.waiting))}</td>
+                <td>{load.requestsPerSecond === undefined ? NOTHING : amount(load.requestsPerSecond)}</td>
+                <td>{rateWords(load)}</td>
               </tr>
             ))}
           </tbody>
         </table>
+      </div>
+      {latencies.length > 0 && (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Latency over the last minute">
+          <table class="latencies">
+            <caption>Latency over the last minute</caption>
+            <thead><tr><td /><th scope="col">P50</th><th scope="col">P95</th><th scope="col">P99</th></tr></thead>
+            <tbody>
+              {latencies.map(({ modality, name, which, percentiles }) => (
+                <tr key={`${modality} ${name} ${which}`}>
+                  <th scope="row">{name}: {latencyName(modality, which).toLowerCase()}</th>
+                  {percentileWords(percentiles).map((words, at) => <td key={at}>{words}</td>)}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
       )}
     </div>
   );
