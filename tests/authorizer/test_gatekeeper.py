@@ -280,9 +280,10 @@ def methods() -> Iterator[tuple[str, str, str, str]]:
             yield method.full_name, scope, "POST", f"/{service.full_name}/{method.name}"
             rule = method.GetOptions().Extensions[annotations_pb2.http]
             for each in (rule, *rule.additional_bindings):
-                if verb := each.WhichOneof("pattern"):
-                    path = getattr(each, verb).replace("=**", "")
-                    yield method.full_name, scope, verb.upper(), path.partition("?")[0]
+                if kind := each.WhichOneof("pattern"):
+                    given = getattr(each, kind)
+                    verb, path = (given.kind, given.path) if kind == "custom" else (kind, given)
+                    yield method.full_name, scope, verb.upper(), path.replace("=**", "").partition("?")[0]
 
 
 WAYS = sorted(set(methods()))
