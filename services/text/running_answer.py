@@ -26,6 +26,8 @@ from services.text.engine.messages import Piece, TokenLogprob
 from services.text.loaded import Answer
 from services.text.parsers.dialect import Parser
 
+SILENT_SECONDS = 15.0  # a caller that streams hears within them that its request still runs
+
 
 @dataclass(slots=True)
 class AnswerContent:
@@ -197,6 +199,14 @@ class Completion:
         while not events and not self.finished:
             events = await self._next()
         return events
+
+    async def ready_soon(self) -> list[tuple[int, AnswerEvent]]:
+        """As `ready`, but returns none after SILENT_SECONDS without an event."""
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                return await self.ready()
+        except TimeoutError:
+            return []
 
     async def whole(self) -> None:
         """Waits until every choice is complete."""

@@ -42,7 +42,7 @@ from services.text.responses.response import (
     flat_name,
     new_id,
 )
-from services.text.responses.run import Run, ready_soon
+from services.text.responses.run import Run
 from services.text.responses.store import ResponseStore, gap, not_found
 from services.text.running_answer import Completion
 
@@ -293,7 +293,7 @@ class Responses:
                     # Found anew: a response may have waited for its turn, and its model may have changed meanwhile.
                     stored = await self._models.find(chat.model)
                     completion = await stack.enter_async_context(self._chat.complete(stored, chat, client))
-                    first = await ready_soon(completion)
+                    first = await completion.ready_soon()
                 except ContextLengthExceeded:
                     messages = next(shorter, None)
                     if messages is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -38,16 +37,6 @@ from services.text.running_answer import Completion
 
 Keep = Callable[[Response], Awaitable[None]]
 Kind = Literal["text", "reasoning", "arguments"]
-SILENT_SECONDS = 15.0  # without an event, after which the caller is told that the response is still running
-
-
-async def ready_soon(completion: Completion) -> Sequence[tuple[int, AnswerEvent]]:
-    """Waits for events; returns none after SILENT_SECONDS. Raises as `Completion.ready`."""
-    try:
-        async with asyncio.timeout(SILENT_SECONDS):
-            return await completion.ready()
-    except TimeoutError:
-        return ()
 
 
 class Run:
@@ -86,11 +75,13 @@ class Run:
             yield batch
             batch = []
         while True:
+            silent = False
             try:
-                await self._advance(batch)
+                silent = await self._advance(batch)
             except AllmError as error:
                 await self._fail(error, batch)
-            yield batch
+            if batch or silent:
+                yield batch
             if not self.response.running:
                 return
             batch = []
@@ -103,13 +94,14 @@ class Run:
             raise self.failure
         return self.response
 
-    async def _advance(self, batch: list[Event]) -> None:
-        events = self._first or await ready_soon(self._completion)
+    async def _advance(self, batch: list[Event]) -> bool:
+        """Adds the next events to the batch. Returns whether SILENT_SECONDS have passed without one."""
+        events = self._first or await self._completion.ready_soon()
         self._first = ()
         for _, event in events:
             batch += self._output.take(event)
         if not self._completion.finished:
-            return
+            return not events
         usage = self._completion.usage
         if self._completion.choices[0].content.finish == "length":
             ended = self._ended("incomplete", usage=usage, incomplete="max_output_tokens")
@@ -119,6 +111,7 @@ class Run:
             await self._keep(ended)
         self.response = ended
         batch.append(Progress("incomplete" if ended.incomplete else "completed", ended))
+        return False
 
     async def _fail(self, error: AllmError, batch: list[Event]) -> None:
         self.failure = error

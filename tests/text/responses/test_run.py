@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
-from services.text.conversation import AnswerEvent, CallArguments, CallStarted, Finished, ReasoningDelta, TextDelta
+from services.text.conversation import (
+    AnswerEvent,
+    CallArguments,
+    CallStarted,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
 from services.text.engine.messages import TokenLogprob
 from services.text.responses.response import (
     Delta,
@@ -19,8 +29,11 @@ from services.text.responses.response import (
     PartAdded,
     PartDone,
     ReasoningItem,
+    Response,
+    ResponseSettings,
 )
-from services.text.responses.run import Output
+from services.text.responses.run import Output, Run
+from services.text.running_answer import AnswerContent, Completion
 from tests.case import case
 
 STOP, LENGTH = Finished("stop"), Finished("length")
@@ -150,3 +163,34 @@ def test_the_events_of_any_answer_agree_with_its_items() -> None:
             assert "".join(kept.split()) == "".join(spoken.split())
             thoughts = "".join(event.text for event in asked if isinstance(event, ReasoningDelta))
             assert "".join(text_of(item) for item in items if isinstance(item, ReasoningItem)) == thoughts
+
+
+class Steps:
+    """What a run sees of a completion whose events come in these steps; an empty one is a silence."""
+
+    ignored = ()
+    usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=2)
+    choices = (SimpleNamespace(content=AnswerContent(finish="stop")),)
+
+    def __init__(self, *steps: Sequence[AnswerEvent]) -> None:
+        self._left = list(steps)
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+    async def ready_soon(self) -> list[tuple[int, Any]]:
+        return [(0, event) for event in self._left.pop(0)]
+
+
+async def test_a_batch_is_empty_only_after_a_silence() -> None:
+    steps = Steps([TextDelta("\n")], [], [TextDelta("Paris")], [STOP])
+    response = Response(id="resp_1", model="m", created=1.0, settings=ResponseSettings())
+    run = Run(response, cast("Completion", steps), [], None)
+    assert [shape(batch) for batch in [batch async for batch in run.events()]] == [
+        ["Progress", "Progress"],
+        [],  # the white space before it is held back
+        ["ItemAdded", "PartAdded", "Delta", "Delta"],
+        ["DeltaDone", "PartDone", "ItemDone", "Progress"],
+    ]
+    assert run.response.status == "completed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ from services.text.running_answer import Completion
 
 B = TypeVar("B", bound=PromptBody)
 # Anthropic's clients give up after minutes without a byte, and a long prompt may take longer on a processor.
-PING_SECONDS = 15.0
 
 
 class MessagesFacade(messages_service_pb2_grpc.MessagesServiceServicer):
@@ -112,9 +110,6 @@ async def _answer(body: CreateBody, completion: Completion, call: Call) -> None:
 
 async def _ready(completion: Completion, call: Call) -> list[tuple[int, AnswerEvent]]:
     """Waits for events; meanwhile the caller gets pings. After the first one, errors are events of the stream."""
-    while True:
-        try:
-            async with asyncio.timeout(PING_SECONDS):
-                return await completion.ready()
-        except TimeoutError:
-            await call.send(sse.body((sse.event("ping", {"type": "ping"}),)))
+    while not (events := await completion.ready_soon()) and not completion.finished:
+        await call.send(sse.body((sse.event("ping", {"type": "ping"}),)))
+    return events

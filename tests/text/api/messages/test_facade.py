@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from services.errors import InvalidRequest
-from services.text.api.messages import facade
+from services.text import running_answer
 from services.text.engine.messages import Accepted, Piece, Submit
 from services.worker.messages import RequestRefused
 from tests.puppet_worker import PuppetWorker
@@ -52,7 +52,7 @@ async def test_thoughts(folder: Path) -> None:
 
 
 async def test_a_caller_gets_pings_while_its_prompt_is_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facade, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(running_answer, "SILENT_SECONDS", 0.01)
     async with puppet_service(folder) as service:
         service.script = lambda worker, request: worker.say(Accepted(request.request, 3))
         call = service.post(**ASKED, stream=True)

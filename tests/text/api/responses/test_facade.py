@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from services.text import running_answer
 from services.text.engine.messages import Accepted, Piece
-from services.text.responses import run
 from services.worker.messages import RequestRefused
 from tests.text.puppet_service import PuppetService, events, puppet_service, rest, stepped, submitted
 
@@ -19,7 +19,7 @@ ASKED: dict[str, Any] = {"method": "CreateResponse", "input": "Hi", "store": Fal
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes a moment without events for a silence."""
-    monkeypatch.setattr(run, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(running_answer, "SILENT_SECONDS", 0.01)
 
 
 def say_nothing(service: PuppetService) -> None:
