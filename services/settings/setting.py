@@ -7,11 +7,11 @@ is its sentence in docs/settings.md (setting_page.py). A function per kind of va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 from services.byte_count import bytes_word
@@ -67,6 +67,16 @@ def read(group: type[Group], environ: Mapping[str, str], **given: object) -> Gro
             home = environ.get(HOME_VARIABLE, "").strip() or DEFAULT_HOME
             given[each.name] = _absolute(str(each.default).replace(f"${HOME_VARIABLE}", home))
     return group(**given)
+
+
+def declared(kind: type[Any]) -> Iterator[tuple[type[Any], str, Setting]]:
+    """Yields the settings of a dataclass and of the dataclasses in its fields, each with its class and field."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        if found := each.metadata.get(SETTING):
+            yield kind, each.name, found
+        elif is_dataclass(inner := hints[each.name]) and isinstance(inner, type):
+            yield from declared(inner)
 
 
 def declare(name: str, default: T, parse: Callable[[str], T], read_by: str, secret: bool = False, /, **row: str) -> T:

@@ -9,11 +9,10 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
-from services.settings.setting import INTERNAL, SETTING, Setting
+from services.settings.setting import INTERNAL, Setting, declared
 from services.settings.settings import Settings
 
 SECTIONS = (
@@ -60,15 +59,18 @@ def read_rows(kind: type[Any] = Settings) -> Iterator[Row]:
     Raises:
         ValueError: a setting has no sentence; the message names it.
     """
-    meanings = {name: text for owner in reversed(kind.__mro__[:-1]) for name, text in _sentences(owner)}
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        if setting := field.metadata.get(SETTING):
-            if field.name not in meanings:
-                raise ValueError(f"{setting.name}: describe it in a string below {kind.__name__}.{field.name}")
-            yield Row(setting.section or kind.SECTION, setting, meanings[field.name])
-        elif is_dataclass(inner := hints[field.name]) and isinstance(inner, type):
-            yield from read_rows(inner)
+    meanings: dict[type[Any], dict[str, str]] = {}  # by class
+    for owner, name, setting in declared(kind):
+        if owner not in meanings:
+            meanings[owner] = _meanings(owner)
+        if name not in meanings[owner]:
+            raise ValueError(f"{setting.name}: describe it in a string below {owner.__name__}.{name}")
+        yield Row(setting.section or owner.SECTION, setting, meanings[owner][name])
+
+
+def _meanings(owner: type[Any]) -> dict[str, str]:
+    """Returns the sentences of a dataclass and of its bases, by field."""
+    return {name: text for each in reversed(owner.__mro__[:-1]) for name, text in _sentences(each)}
 
 
 def page() -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import ClassVar
 
 from services.settings import setting
 from services.settings.gateway_settings import ADDRESS, AuthSettings, ClusterSettings, GatewaySettings, read_cluster
@@ -206,21 +206,11 @@ def unknown_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
     This is empty if none is similar. The variables in which Kubernetes names services are left out.
     """
-    known = {name.removeprefix(PREFIX): name for name in _names(Settings)}
+    known = {found.name.removeprefix(PREFIX): found.name for _, _, found in setting.declared(Settings)}
     given = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX) and not _SERVICE.search(name))
     unknown = sorted(name for name in given if name not in known)
     nearest = {name: get_close_matches(name, known, 1, SIMILAR) for name in unknown}
     return {PREFIX + name: known[found[0]] if found else "" for name, found in nearest.items()}
-
-
-def _names(kind: type[Any]) -> Iterator[str]:
-    """Yields the variables of a dataclass and of the dataclasses in its fields."""
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        if found := field.metadata.get(setting.SETTING):
-            yield found.name
-        elif is_dataclass(inner := hints[field.name]) and isinstance(inner, type):
-            yield from _names(inner)
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
