@@ -1,1 +1,1 @@
-"""What `make release` makes in dist/: the distributions, their hashed constraints, and their list of components."""
+"""The builder of a release in dist/: distributions, hashed constraints, and the list of components."""

@@ -1,4 +1,4 @@
-"""Whether another process has ended."""
+"""The state of other processes."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ class Machine:
         loads = {model: _load(live, model, window, at) for model, window in windows.items()}
         whole = loads.pop(WHOLE)
         for model in [model for model, load in loads.items() if not load.running + load.waiting]:
-            if windows[model].empty(at):
+            if not loads[model].times and windows[model].empty(at):
                 del windows[model], loads[model]
         return Traffic(
             modality=modality,

@@ -1,4 +1,4 @@
-"""What a release consists of: the wheel serves without the repository, and the workflow names what exists."""
+"""A release: the wheel serves without the repository, and the workflow names what exists."""
 
 from __future__ import annotations
 

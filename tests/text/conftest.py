@@ -1,4 +1,4 @@
-"""What tests of the text service share."""
+"""Fixtures for the tests of the text service."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Inputs are computed in groups of similar length, padded at the end, so that little work is wasted. On a CPU each thread
 computes groups of its own: threads that share one wait for each other in every operation, and a thread that went to
-sleep meanwhile takes a tenth of a millisecond to wake. With dtype auto,
-weights and hidden states have 16 bits on a GPU; on a CPU they are bfloat16 if it has instructions for that, which takes
-a third of the processor time in batches, otherwise float32. Pooling and the layers after it are in float32. Shapes of
-pooling: hidden is [inputs, tokens, size]; lengths is [inputs], the number of an input's tokens without the padding.
+sleep meanwhile takes a tenth of a millisecond to wake. With dtype auto, weights and hidden states have 16 bits on a
+GPU; on a CPU they are bfloat16 if it has instructions for that, which takes a third of the processor time in batches,
+otherwise float32. Pooling and the layers after it are in float32. Shapes of pooling: hidden is [inputs, tokens, size];
+lengths is [inputs], the number of an input's tokens without the padding.
 """
 
 from __future__ import annotations
