@@ -198,6 +198,12 @@ class Page:
         self.mouse("mousePressed", x, y)
         self.mouse("mouseReleased", x, y)
 
+    def unfold(self, name: str) -> None:
+        """Opens the part of the page with this summary, unless it is open."""
+        found = f"({FINDER})('summary', {json.dumps(name)})"
+        self.wait(f"Boolean({found})")
+        self.evaluate(f"{found}.parentElement.open = true")
+
     def mouse(self, kind: str, x: float, y: float) -> None:
         """Sends one mouse event, with the left button."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)

@@ -22,13 +22,14 @@ PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green ba
 
 
 def chat(page: Page) -> None:
+    page.unfold("Settings")
     page.fill("input", "Temperature", "0")
     page.fill("input", "Max tokens", "120")
     # The first answer waits for the model to load.
     page.fill("textarea", "Message", "Hello")
     page.press("Enter")
     page.wait("document.querySelector('.answer .below')")
-    page.click("button", "New conversation")
+    page.click("a", "New conversation")
     page.wait("!document.querySelector('.answer')")
     for number, question in enumerate(QUESTIONS, start=1):
         page.fill("textarea", "Message", question)
@@ -56,6 +57,7 @@ def models(page: Page) -> None:
     """Sends some chats to fill the plots, and opens the view of models."""
     page.wait("document.querySelectorAll('.plot canvas').length > 1")
     page.evaluate("location.hash = '#/chat'")
+    page.unfold("Settings")
     page.fill("input", "Temperature", "0")
     page.fill("input", "Max tokens", "60")
     for number in range(1, 9):

@@ -17,6 +17,7 @@ VIEWS = {"chat": "Message", "audio": "Drop a recording", "image": "Prompt", "mod
 
 def chatted(page: Page) -> None:
     """Fills the chat with a question, an answer with its request as code, and a refusal."""
+    page.unfold("Settings")
     page.fill("input", "Temperature", "0")
     page.fill("textarea", "Message", "What is the capital of France?")
     page.press("Enter")
@@ -53,7 +54,7 @@ def drawn(page: Page) -> None:
     page.click(".gallery button", "Edit")
     page.wait("document.querySelector('.layers canvas')")
     page.fill("input", "Steps", "0")
-    page.wait("document.querySelector('.problem')")
+    page.wait("document.querySelector('.problem:not(:empty)')")
 
 
 FILLED: dict[str, Callable[[Page], None]] = {"chat": chatted, "audio": heard, "image": drawn, "models": opened}

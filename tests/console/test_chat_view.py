@@ -41,6 +41,7 @@ def wait_idle(stack: Stack) -> None:
 
 
 def ask(page: Page, text: str, **settings: str) -> None:
+    page.unfold("Settings")
     for name, value in {"Temperature": "0", **settings}.items():
         page.fill("input, textarea", name, value)
     page.fill("textarea", "Message", text)
@@ -101,6 +102,7 @@ def test_a_schema_is_kept(view: Open) -> None:
 
 def test_a_tool_is_called_and_answered(view: Open) -> None:
     page = view("chat")
+    page.unfold("Settings")
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = json.dumps([{"name": "get_weather", "description": "The weather in a city", "parameters": parameters}])
     page.choose("select", "Tool choice", "required")
@@ -146,6 +148,7 @@ def test_the_request_can_be_had_for_programs(view: Open, stack: Stack) -> None:
 )
 def test_form_errors_are_shown_before_sending(view: Open, field: str, wrong: str, sentence: str) -> None:
     page = view("chat")
+    page.unfold("Settings")
     page.fill("input, textarea", field, wrong)
     page.fill("textarea", "Message", "Hello")
     page.wait_text(sentence)

@@ -133,6 +133,7 @@ def test_models_that_do_not_answer_are_listed_with_the_reason(page: Page) -> Non
 
 
 def test_the_form_is_sent_as_the_request(page: Page, chat: ScriptedChat) -> None:
+    page.unfold("Settings")
     page.fill("textarea", "System prompt", "Be brief.")
     for name, value in {"Temperature": "0.25", "Top P": "0.5", "Top K": "7", "Max tokens": "9", "Seed": "11"}.items():
         page.fill("input", name, value)

@@ -23,7 +23,7 @@ const place = signal(here());
 addEventListener("hashchange", () => (place.value = here()));
 
 function here(): string {
-  const asked = location.hash.replace(/^#\/?/, "");
+  const asked = location.hash.split("/")[1] ?? ""; // the view reads what follows
   return asked in VIEWS ? asked : "chat";
 }
 
@@ -65,7 +65,7 @@ export function App() {
 }
 
 const THEME_SIGNS = { system: "Auto", light: "Light", dark: "Dark" };
-const LINK_WORDS = { connecting: "Connecting", up: "Connected", "waiting-for-key": "Key required", away: "Not connected" };
+const LINK_WORDS = { connecting: "Connecting", up: "Connected", "waiting-for-key": "Key required", away: "Reconnecting" };
 
 function LinkState() {
   return (

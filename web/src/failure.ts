@@ -23,8 +23,8 @@ const ADVICE: Record<string, string> = {
   UNSUPPORTED: "Remove that option, or choose a model that supports it.",
 };
 
-/** The message for a server that has been silent for too long. */
-export const SILENT = "The server does not respond. Is it still running?";
+/** The message for a connection without data for too long; the server itself may be fine. */
+export const SILENT = "The connection to the server is interrupted.";
 
 /** An error of a call. */
 export class Failure extends Error {

@@ -28,6 +28,26 @@ export function TextField({ value, onText, placeholder, required, type = "text",
   );
 }
 
+/** Numbers side by side; the first error is shown below all of them, where nothing moves when it appears. */
+export function NumberFields({ fields }: { fields: (Omit<TextFieldProps, "hint" | "required"> & { problem: string | null })[] }) {
+  const id = useId();
+  const problem = fields.find((field) => field.problem)?.problem;
+  return (
+    <div class="numbers">
+      <div class="grid">
+        {fields.map(({ label, value, placeholder, onText, problem: own }, at) => (
+          <div class="field" key={label}>
+            <label for={`${id}-${at}`}>{label}</label>
+            <input id={`${id}-${at}`} value={value} placeholder={placeholder} autocomplete="off" inputMode="decimal"
+              aria-invalid={own ? true : undefined} aria-describedby={own ? `${id}-problem` : undefined} onInput={(event) => onText(event.currentTarget.value)} />
+          </div>
+        ))}
+      </div>
+      <p class="problem" id={`${id}-problem`} role="alert">{problem}</p>
+    </div>
+  );
+}
+
 /** Several lines of text. */
 export function AreaField({ value, onText, placeholder, rows = 3, code = false, ...about }: TextFieldProps & { rows?: number; code?: boolean }) {
   const id = useId();
@@ -57,7 +77,8 @@ function Labelled({ id, label, hint, problem, children }: FieldProps & { id: str
       <label for={id}>{label}</label>
       {children}
       {hint && <span class="hint" id={`${id}-hint`}>{hint}</span>}
-      {problem && <span class="problem" id={`${id}-problem`} role="alert">{problem}</span>}
+      {/* A field that can be wrong has room for its error from the start: nothing moves while somebody types. */}
+      {problem !== undefined && <span class="problem" id={`${id}-problem`} role="alert">{problem}</span>}
     </div>
   );
 }

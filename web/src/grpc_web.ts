@@ -22,6 +22,9 @@ export interface Patience {
   next: () => number | null;
 }
 
+// When the last answer of any call arrived.
+let heardAt = 0;
+
 type Method<I extends DescMessage, O extends DescMessage> = DescMethod & { input: I; output: O };
 
 /** Calls a method with one answer. Raises a Failure. */
@@ -47,9 +50,14 @@ export async function* stream<I extends DescMessage, O extends DescMessage>(
   const stop = () => ended.abort();
   let silent = false;
   let timer = 0;
-  const listen = (milliseconds: number | null | undefined) => {
+  const listen = (milliseconds: number | null | undefined, from = performance.now()) => {
     clearTimeout(timer);
-    if (milliseconds) timer = window.setTimeout(() => { silent = true; stop(); }, milliseconds);
+    if (!milliseconds) return;
+    timer = window.setTimeout(() => {
+      if (heardAt > from) return listen(milliseconds, heardAt); // a server that answers another call is only busy
+      silent = true;
+      stop();
+    }, from + milliseconds - performance.now());
   };
   signal?.addEventListener("abort", stop);
   // Browsers keep left pages alive with their requests; the server must not compute for them.
@@ -71,6 +79,7 @@ export async function* stream<I extends DescMessage, O extends DescMessage>(
       credentials: "omit",
     });
     for await (const answer of answers(method.output, response)) {
+      heardAt = performance.now();
       listen(patience?.next());
       yield answer;
     }

@@ -3,6 +3,7 @@
 import { useId } from "preact/hooks";
 import { ModelState, type Modality, type Model } from "../generated/allm/models/v1/model_pb";
 import { having, link, serves } from "./catalog";
+import { bestOf } from "./chat/best_model";
 import { stateName } from "./models/states";
 
 interface Props {
@@ -12,10 +13,12 @@ interface Props {
   onPick: (id: string) => void;
 }
 
-/** The selected model, or the first one that answers requests. */
+/** The selected model; without one that is registered, a model that answers requests: for a chat the best of them. */
 export function picked(capability: string, modality: Modality, wanted: string): Model | undefined {
   const all = having(capability, modality);
-  return all.find((model) => model.id === wanted) ?? all.find((model) => model.state === ModelState.LOADED) ?? all.find(serves);
+  const chosen = all.find((model) => model.id === wanted);
+  if (capability === "chat") return chosen && serves(chosen) ? chosen : (bestOf(all.filter(serves)) ?? chosen);
+  return chosen ?? all.find((model) => model.state === ModelState.LOADED) ?? all.find(serves);
 }
 
 export function ModelPicker({ capability, modality, value, onPick }: Props) {

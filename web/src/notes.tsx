@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import type { Failure } from "./failure";
 
 /** A failure as a sentence, with the request ID to search the log for. */
-export function FailureNote({ failure }: { failure: Failure }) {
+export function FailureNote({ failure }: { failure: Pick<Failure, "kind" | "sentence" | "requestId"> }) {
   if (failure.kind === "stopped") return <p class="note">Stopped.</p>;
   return (
     <div class="note bad" role="alert">

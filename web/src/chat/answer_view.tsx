@@ -1,47 +1,83 @@
 // One answer of a model: reasoning, text, tool calls, speed, and the request as code.
 
-import { useId, useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useEffect, useId, useState } from "preact/hooks";
 import { FinishReason } from "../../generated/allm/text/v1/chat_pb";
 import { CopyButton } from "../copy_button";
 import { CodeBlock, Markdown } from "../markdown";
 import { seconds } from "../measures";
 import { FailureNote } from "../notes";
-import { again, giveBack, running, type Answer, type Call } from "./conversation";
-import { settings } from "./settings";
+import { giveBack, isHere, latest, regenerate } from "./answering";
+import { requestFor } from "./request";
 import { LANGUAGES, snippet, type Language } from "./snippets";
 import { firstSeconds, rate } from "./timings";
+import { pathTo, type Answer, type Call, type Conversation } from "./tree";
+import { waitingFor } from "./waiting_for";
 
-export function AnswerView({ answer, at, last, model }: { answer: Answer; at: number; last: boolean; model: string }) {
+interface AnswerProps {
+  stored: Answer;
+  conversation: Conversation;
+  model: string;
+  last: boolean;
+  running: boolean;
+  onEdit: () => void;
+  onGrowth: () => void;
+  versions: ComponentChildren;
+}
+
+export function AnswerView({ stored, conversation, model, last, running, onEdit, onGrowth, versions }: AnswerProps) {
+  const answer = latest(stored);
+  useEffect(onGrowth, [answer]);
   return (
     <article class="turn answer" aria-busy={answer.state === "running"} aria-label={`Answer from ${answer.model}`}>
-      <p class="who">{answer.model}</p>
+      <p class="who">{answer.model}{answer.edited && " (edited)"}</p>
       {answer.reasoning && (
         <details class="thoughts" open={!answer.text && answer.state === "running"}>
           <summary>Reasoning</summary>
           <Markdown text={answer.reasoning} />
         </details>
       )}
-      {answer.text && (settings.value.schema.trim() && isJson(answer.text)
+      {answer.text && (answer.settings.schema.trim() && isJson(answer.text)
         ? <CodeBlock text={JSON.stringify(JSON.parse(answer.text), null, 2)} language="json" />
         : <Markdown text={answer.text} />)}
-      {answer.state === "running" && answer.firstAt === null && <p class="hint" role="status">Waiting for the first token…</p>}
-      {answer.calls.length > 0 && <Calls answer={answer} at={at} open={last} model={model} />}
+      {answer.state === "running" && answer.firstAt === null && <Waiting answer={answer} />}
+      {answer.calls.length > 0 && <Calls key={answer.id} {...{ answer, conversation, model }} open={last} />}
       {answer.failure && <FailureNote failure={answer.failure} />}
       {answer.finish === FinishReason.LENGTH && <p class="note">The answer reached the maximum length.</p>}
-      {answer.state !== "running" && <Below answer={answer} last={last} model={model} />}
+      {answer.state !== "running" && (
+        <Below key={answer.id} {...{ answer, conversation }}>
+          {versions}
+          {answer.text && <CopyButton text={answer.text} label="Copy answer" />}
+          <button type="button" class="quiet" disabled={running} onClick={onEdit}>Edit</button>
+          <button type="button" class="quiet" disabled={running || !model} onClick={() => void regenerate(conversation, answer, model)}>
+            {answer.failure && answer.failure.kind !== "stopped" ? "Try again" : "Regenerate"}
+          </button>
+        </Below>
+      )}
     </article>
   );
 }
 
-function Below({ answer, last, model }: { answer: Answer; last: boolean; model: string }) {
+/** What the answer waits for, and since when. */
+function Waiting({ answer }: { answer: Answer }) {
+  const [now, setNow] = useState(performance.now());
+  useEffect(() => {
+    const timer = setInterval(() => setNow(performance.now()), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  const waited = Math.floor((now - answer.askedAt) / 1000);
+  return <p class="hint"><span role="status">{waitingFor(answer)}</span>{waited > 0 && isHere(answer) && <span aria-hidden="true"> {waited} s</span>}</p>;
+}
+
+function Below({ answer, conversation, children }: { answer: Answer; conversation: Conversation; children: ComponentChildren }) {
   const [language, setLanguage] = useState<Language | "">("");
   const id = useId();
+  const code = () => snippet(language as Language, requestFor(answer.model, pathTo(conversation, answer.parent), answer.settings), answer.settings);
   return (
     <>
       <div class="below">
         <Figures answer={answer} />
-        {answer.text && <CopyButton text={answer.text} label="Copy answer" />}
-        {last && <button type="button" class="quiet" disabled={running.value} onClick={() => void again(model)}>Regenerate</button>}
+        {children}
         <label class="inline" for={id}>Copy as
           <select id={id} value={language} onChange={(event) => setLanguage(event.currentTarget.value as Language)}>
             <option value="">…</option>
@@ -49,7 +85,7 @@ function Below({ answer, last, model }: { answer: Answer; last: boolean; model: 
           </select>
         </label>
       </div>
-      {language && <CodeBlock text={snippet(language, answer.request, settings.value)} language={language} />}
+      {language && <CodeBlock text={code()} language={language} />}
     </>
   );
 }
@@ -66,7 +102,7 @@ function Figures({ answer }: { answer: Answer }) {
   );
 }
 
-function Calls({ answer, at, open, model }: { answer: Answer; at: number; open: boolean; model: string }) {
+function Calls({ answer, conversation, open, model }: { answer: Answer; conversation: Conversation; open: boolean; model: string }) {
   const [results, setResults] = useState(new Map<string, string>());
   const missing = answer.calls.some((call) => call.result === null && !results.get(call.id)?.trim());
   const waits = open && answer.state === "done";
@@ -76,7 +112,7 @@ function Calls({ answer, at, open, model }: { answer: Answer; at: number; open: 
         <CallView key={call.id} call={call} waits={waits} text={results.get(call.id) ?? ""}
           onText={(text) => setResults(new Map(results).set(call.id, text))} />
       ))}
-      {waits && <button type="button" class="primary" disabled={missing} onClick={() => void giveBack(at, results, model)}>Submit tool result</button>}
+      {waits && <button type="button" class="primary" disabled={missing} onClick={() => void giveBack(conversation, answer, results, model)}>Submit tool result</button>}
     </div>
   );
 }

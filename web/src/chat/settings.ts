@@ -1,7 +1,7 @@
 // The settings of answers, as entered in the form; empty means the server's default.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { signal } from "@preact/signals";
+import { effect, signal } from "@preact/signals";
 import type { StreamChatCompletionRequestSchema } from "../../generated/allm/text/v1/chat_service_pb";
 
 export const NUMBERS = {
@@ -37,7 +37,7 @@ export interface ToolForm {
 // At the server's default of 1, which is OpenAI's, small models drift; a lower value shows them at their best.
 const CALM = "0.7";
 
-export const settings = signal<Settings>({
+export const FIRST: Settings = {
   model: "",
   system: "",
   numbers: { temperature: CALM, top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "" },
@@ -46,7 +46,39 @@ export const settings = signal<Settings>({
   tools: "",
   toolChoice: "auto",
   schema: "",
+};
+const PLACE = "allm.chat";
+
+/** The settings of the next answer: at first those that this browser had last. */
+export const settings = signal<Settings>(remembered());
+
+effect(() => {
+  try {
+    localStorage.setItem(PLACE, JSON.stringify(settings.value));
+  } catch {
+    // A browser that stores nothing says so where conversations are listed.
+  }
 });
+
+function remembered(): Settings {
+  try {
+    return readSettings(JSON.parse(localStorage.getItem(PLACE) ?? "null"));
+  } catch {
+    return FIRST;
+  }
+}
+
+/** Reads settings from JSON; what is not a setting's text counts as the first value. */
+export function readSettings(stored: unknown): Settings {
+  const texts = <T extends object>(first: T, given: unknown): T => {
+    const known = (given ?? {}) as Record<string, unknown>;
+    const pairs = Object.entries(first).map(([name, value]) =>
+      [name, typeof value === "object" ? texts(value, known[name]) : typeof known[name] === "string" ? known[name] : value]);
+    return Object.fromEntries(pairs);
+  };
+  const read = texts(FIRST, stored);
+  return { ...read, toolChoice: ["required", "none"].includes(read.toolChoice) ? read.toolChoice : "auto" };
+}
 
 export function change(part: Partial<Settings>): void {
   settings.value = { ...settings.value, ...part };

@@ -1,6 +1,7 @@
 // The form for the settings of answers.
 
-import { AreaField, ChoiceField, TextField } from "../fields";
+import { AreaField, ChoiceField, NumberFields } from "../fields";
+import { Presets } from "./presets";
 import { change, NUMBERS, numberProblem, schemaProblem, settings, toolsProblem, type NumberName, type Settings } from "./settings";
 
 const EFFORTS: [string, string][] = [["", "Default"], ["none", "None"], ["minimal", "Minimal"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
@@ -13,13 +14,12 @@ export function SettingsPanel() {
   const setNumber = (name: NumberName, text: string) => change({ numbers: { ...form.numbers, [name]: text } });
   return (
     <div class="settings">
+      <Presets />
       <AreaField label="System prompt" value={form.system} onText={(system) => change({ system })} placeholder="Instructions for the whole conversation" />
-      <div class="grid">
-        {(Object.keys(NUMBERS) as NumberName[]).map((name) => (
-          <TextField key={name} type="number" label={NUMBERS[name].label} placeholder={NUMBERS[name].usual} value={form.numbers[name]}
-            problem={numberProblem(name, form.numbers[name])} onText={(text) => setNumber(name, text)} />
-        ))}
-      </div>
+      <NumberFields fields={(Object.keys(NUMBERS) as NumberName[]).map((name) => ({
+        label: NUMBERS[name].label, placeholder: NUMBERS[name].usual, value: form.numbers[name],
+        problem: numberProblem(name, form.numbers[name]), onText: (text) => setNumber(name, text),
+      }))} />
       <ChoiceField label="Reasoning effort" value={form.effort} choices={EFFORTS} onText={(effort) => change({ effort })} />
       <AreaField label="Stop sequences (one per line)" rows={2} value={form.stop} onText={(stop) => change({ stop })} />
       <AreaField label="Tools" code value={form.tools} onText={(tools) => change({ tools })} placeholder={TOOL_EXAMPLE} problem={toolsProblem(form.tools)}

@@ -2,7 +2,7 @@
 
 import { ChatRole } from "../../generated/allm/text/v1/chat_pb";
 import { key } from "../key";
-import type { Request } from "./conversation";
+import type { Request } from "./request";
 import { NUMBERS, sampling, type Settings, readTools } from "./settings";
 
 export const LANGUAGES = ["curl", "Python", "Node", "gRPC"] as const;

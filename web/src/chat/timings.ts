@@ -1,6 +1,6 @@
 // The speed of an answer.
 
-import type { Answer } from "./conversation";
+import type { Answer } from "./tree";
 
 /** Seconds until the first token; null before it. */
 export function firstSeconds(answer: Answer): number | null {

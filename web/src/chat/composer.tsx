@@ -1,0 +1,84 @@
+// The form for the next message: its text, its files, and whether it can be sent.
+
+import { useRef, useState } from "preact/hooks";
+import type { Model } from "../../generated/allm/models/v1/model_pb";
+import { bytes } from "../measures";
+import { say, stop } from "./answering";
+import { readText } from "./attachments";
+import { draft, tooLong } from "./draft";
+import { isWrong, settings } from "./settings";
+import { isRunning, pathTo, type Conversation, type TextFile } from "./tree";
+
+export function Composer({ conversation, model }: { conversation: Conversation | null; model: Model | undefined }) {
+  const [refused, setRefused] = useState("");
+  const [over, setOver] = useState(false);
+  const { text, files } = draft.value;
+  const running = isRunning(conversation);
+  const wrong = isWrong(settings.value);
+  const possible = Boolean(model && (text.trim() || files.length) && !running && !wrong);
+  const send = () => {
+    if (!possible) return;
+    draft.value = { text: "", files: [] };
+    setRefused("");
+    void say(conversation, text, files, model!.id);
+  };
+  const attach = async (chosen: Iterable<File>) => {
+    const read = await Promise.allSettled([...chosen].map(readText));
+    const good = read.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+    draft.value = { ...draft.peek(), files: [...draft.peek().files, ...good] };
+    setRefused(read.flatMap((each) => (each.status === "rejected" ? [(each.reason as Error).message] : [])).join(" "));
+  };
+  const onStop = (event: Event) => {
+    event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
+    stop(conversation!.id);
+  };
+  const onKeyDown = (event: KeyboardEvent) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    }
+    if (event.key === "Escape" && running) stop(conversation!.id);
+  };
+  const warning = refused || (model && (text || files.length) ? tooLong(model, conversation ? pathTo(conversation, conversation.leaf) : []) : null);
+  return (
+    <form class={over ? "composer over" : "composer"} onSubmit={(event) => { event.preventDefault(); send(); }}
+      onDragOver={(event) => { event.preventDefault(); setOver(true); }} onDragLeave={() => setOver(false)}
+      onDrop={(event) => { event.preventDefault(); setOver(false); void attach(event.dataTransfer?.files ?? []); }}>
+      <label for="message" class="hidden">Message</label>
+      <textarea id="message" rows={2} value={text} placeholder="Message" onKeyDown={onKeyDown} aria-describedby="message-hint"
+        onInput={(event) => (draft.value = { ...draft.value, text: event.currentTarget.value })} />
+      <Files files={files} onRemove={(at) => (draft.value = { ...draft.value, files: files.filter((_, place) => place !== at) })} />
+      {warning && <p class="problem" role="alert">{warning}</p>}
+      <div class="row end">
+        <span class="hint" id="message-hint">{wrong ? "The settings contain an error." : "Press Enter to send, Shift+Enter for a new line"}</span>
+        <AttachButton onFiles={(chosen) => void attach(chosen)} />
+        {running
+          ? <button type="button" class="primary" onClick={onStop}>Stop</button>
+          : <button type="submit" class="primary" disabled={!possible}>Send</button>}
+      </div>
+    </form>
+  );
+}
+
+function AttachButton({ onFiles }: { onFiles: (files: File[]) => void }) {
+  const input = useRef<HTMLInputElement>(null);
+  return (
+    <>
+      <button type="button" onClick={() => input.current?.click()}>Attach text files</button>
+      <input ref={input} type="file" multiple hidden aria-label="Text files"
+        onChange={(event) => { onFiles([...(event.currentTarget.files ?? [])]); event.currentTarget.value = ""; }} />
+    </>
+  );
+}
+
+function Files({ files, onRemove }: { files: TextFile[]; onRemove: (at: number) => void }) {
+  if (!files.length) return null;
+  return (
+    <ul class="files" aria-label="Attached files">
+      {files.map((file, at) => (
+        <li key={at}>{file.name} <span class="hint">{bytes(new Blob([file.text]).size)}</span>
+          <button type="button" class="quiet" aria-label={`Remove ${file.name}`} onClick={() => onRemove(at)}>×</button></li>
+      ))}
+    </ul>
+  );
+}
