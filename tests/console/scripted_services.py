@@ -44,10 +44,16 @@ MachineEvent = machine_service_pb2.WatchMachineResponse
 
 
 class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
-    """Answers every message with `deltas`, and then with `error` if it is set."""
+    """Answers every message with `deltas` and, once `go_on` is set, with its end or with `error`."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Returns to the initial state: empty answers, without a pause."""
         self.deltas: list[chat_service_pb2.ChatDelta] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
         self.error: AllmError | None = None
         self.asked: list[chat_service_pb2.StreamChatCompletionRequest] = []
 
@@ -59,6 +65,9 @@ class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
             yield Event(started=chat_service_pb2.ChatStarted(id="chatcmpl-1", model=MODEL))
         for delta in self.deltas:
             yield Event(delta=delta)
+        go_on = self.go_on
+        while context.is_active() and not go_on.wait(POLL_SECONDS):
+            pass
         if self.error:
             refuse(context, self.error)
         usage = chat_pb2.Usage(prompt_tokens=1, completion_tokens=2)
@@ -67,20 +76,25 @@ class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
 
 
 class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
-    """Lists one model that chats, and one that cannot."""
+    """Lists one model that chats, in `state`, and one that cannot; and the models in `others`, which chat as well."""
+
+    def __init__(self) -> None:
+        self.state = model_pb2.MODEL_STATE_READY
+        self.context_tokens = 0
+        self.others: list[model_pb2.Model] = []
 
     def WatchModels(  # noqa: N802
         self, request: model_service_pb2.WatchModelsRequest, context: grpc.ServicerContext
     ) -> Iterator[model_service_pb2.WatchModelsResponse]:
-        ready = model_pb2.Model(id=MODEL, state=model_pb2.MODEL_STATE_READY)
+        ready = model_pb2.Model(id=MODEL, state=self.state, context_tokens=self.context_tokens)
         canonical = model_pb2.CanonicalFiles(
             state=model_pb2.MODEL_STATE_DOWNLOADING, done_bytes=2 * 1024**3, total_bytes=13 * 1024**3
         )
         ready.replicas.add(replica="text-0", device="cuda", artifact="openai/model-onnx@main", canonical=canonical)
         failed = model_pb2.Model(id="broken", state=model_pb2.MODEL_STATE_FAILED, reason="its file is cut off")
-        for model in (ready, failed):
+        for model in (ready, failed, *self.others):
             model.modality = model_pb2.MODALITY_TEXT
-            model.capabilities.append("chat")
+            model.capabilities[:] = ["chat"]
             yield model_service_pb2.WatchModelsResponse(changed=manifest_pb2.DesiredModel(model=model))
         yield model_service_pb2.WatchModelsResponse(synced=model_service_pb2.Synced())
         ended = threading.Event()
@@ -150,18 +164,19 @@ class Scripted:
     port: int
     chat: ScriptedChat = field(default_factory=ScriptedChat)
     machine: ScriptedMachine = field(default_factory=ScriptedMachine)
+    catalog: ScriptedCatalog = field(default_factory=ScriptedCatalog)
 
 
 @contextmanager
 def scripted_gateway() -> Iterator[Scripted]:
     """Runs the scripted services and the gateway."""
-    scripted, catalog = Scripted(free_port()), ScriptedCatalog()
+    scripted = Scripted(free_port())
     with tempfile.TemporaryDirectory(prefix="allm-console-") as name, ThreadPoolExecutor(16) as pool:
         folder = Path(name)
         server = grpc.server(pool, options=PATIENT)
         chat_service_pb2_grpc.add_ChatServiceServicer_to_server(scripted.chat, server)
         machine_service_pb2_grpc.add_MachineServiceServicer_to_server(scripted.machine, server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(catalog, server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(scripted.catalog, server)
         checks = health.HealthServicer()
         checks.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)

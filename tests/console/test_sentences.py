@@ -37,8 +37,7 @@ def scripted() -> Iterator[Scripted]:
 @pytest.fixture
 def chat(scripted: Scripted) -> ScriptedChat:
     """The chat service in its initial state."""
-    scripted.chat.deltas, scripted.chat.error = [], None
-    scripted.chat.asked.clear()
+    scripted.chat.reset()
     return scripted.chat
 
 

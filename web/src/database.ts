@@ -45,7 +45,12 @@ export function store<T extends Kept>(name: StoreName): Store<T> {
   return {
     all: () => use((database) => database.getAllFromIndex(name, OLDEST_FIRST)),
     get: (id) => use((database) => database.get(name, id)),
-    put: (value) => change(value.id, (database) => database.put(name, value)),
+    put: (value) => change(value.id, (database) => {
+      const writing = database.transaction(name, "readwrite");
+      writing.store.put(value).catch(() => undefined); // `done` fails as well
+      writing.commit(); // without it, a page that closes now would lose the record
+      return writing.done;
+    }),
     remove: (id) => change(id, (database) => database.delete(name, id)),
     clear: () => change(null, (database) => database.clear(name)),
     onChange: (changed) => tabs.addEventListener("message", ({ data }) => changed(data)),

@@ -45,7 +45,7 @@ export function AnswerView({ stored, conversation, model, last, running, onEdit,
       {answer.failure && <FailureNote failure={answer.failure} />}
       {answer.finish === FinishReason.LENGTH && <p class="note">The answer reached the maximum length.</p>}
       {answer.state !== "running" && (
-        <Below key={answer.id} {...{ answer, conversation }}>
+        <Below {...{ answer, conversation }}>
           {versions}
           {answer.text && <CopyButton text={answer.text} label="Copy answer" />}
           <button type="button" class="quiet" disabled={running} onClick={onEdit}>Edit</button>
@@ -70,7 +70,8 @@ function Waiting({ answer }: { answer: Answer }) {
 }
 
 function Below({ answer, conversation, children }: { answer: Answer; conversation: Conversation; children: ComponentChildren }) {
-  const [language, setLanguage] = useState<Language | "">("");
+  const [chosen, choose] = useState({ answer: "", language: "" as Language | "" });
+  const language = chosen.answer === answer.id ? chosen.language : ""; // another version may take this one's place
   const id = useId();
   const code = () => snippet(language as Language, requestFor(answer.model, pathTo(conversation, answer.parent), answer.settings), answer.settings);
   return (
@@ -79,7 +80,7 @@ function Below({ answer, conversation, children }: { answer: Answer; conversatio
         <Figures answer={answer} />
         {children}
         <label class="inline" for={id}>Copy as
-          <select id={id} value={language} onChange={(event) => setLanguage(event.currentTarget.value as Language)}>
+          <select id={id} value={language} onChange={(event) => choose({ answer: answer.id, language: event.currentTarget.value as Language })}>
             <option value="">…</option>
             {LANGUAGES.map((each) => <option key={each} value={each}>{each}</option>)}
           </select>

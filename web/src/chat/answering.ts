@@ -6,7 +6,7 @@ import { ChatService, type StreamChatCompletionResponse } from "../../generated/
 import { newId } from "../database";
 import { asFailure } from "../failure";
 import { stream } from "../grpc_web";
-import { begin, change, conversations, followTabs, putTurn } from "./conversations";
+import { begin, change, conversations, followTabs, putTurn, saveNow } from "./conversations";
 import { requestFor } from "./request";
 import { change as changeSettings, settings } from "./settings";
 import { isRunning, leafAfter, pathTo, titleOf, withTurn, type Answer, type Conversation, type Message, type TextFile } from "./tree";
@@ -82,13 +82,14 @@ async function answer(id: string, parent: string | null, model: string): Promise
   change(id, (before) => withTurn(before, now));
   const [shown, ended] = [signal(now), new AbortController()];
   live.set(now.id, { conversation: id, shown, ended, save: () => putTurn(id, now) });
-  let [flush, savedAt] = [0, performance.now()];
+  let [flush, save] = [0, 0];
   const draw = () => {
     flush = 0;
     shown.value = now;
-    if (performance.now() - savedAt < SAVE_MS) return;
-    savedAt = performance.now();
-    putTurn(id, now);
+    save ||= window.setTimeout(() => {
+      save = 0;
+      putTurn(id, now);
+    }, SAVE_MS);
   };
   try {
     for await (const event of stream(ChatService.method.streamChatCompletion, [request], ended.signal)) {
@@ -100,7 +101,7 @@ async function answer(id: string, parent: string | null, model: string): Promise
     const { kind, sentence, requestId } = asFailure(error, ended.signal.aborted);
     now = { ...now, state: "failed", failure: { kind, sentence, requestId } };
   }
-  clearTimeout(flush);
+  [flush, save].forEach((timer) => clearTimeout(timer));
   live.delete(now.id);
   putTurn(id, now);
 }
@@ -128,4 +129,7 @@ function after(now: Answer, { event }: StreamChatCompletionResponse): Answer {
 
 followTabs((id) => [...live.values()].some(({ conversation }) => conversation === id));
 // A page that closes keeps what it has of an answer.
-addEventListener("pagehide", () => live.forEach((each) => each.save()));
+addEventListener("pagehide", () => live.forEach(({ conversation, save }) => {
+  save();
+  saveNow(conversation);
+}));

@@ -1,7 +1,7 @@
 // The conversations of this browser: to open, search, rename, export, import and delete.
 
 import { signal } from "@preact/signals";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { unkept } from "../database";
 import { stop } from "./answering";
 import { addressOf, change, conversations, loaded, openId, remove } from "./conversations";
@@ -93,7 +93,10 @@ function Entry({ conversation, around }: { conversation: Conversation; around: s
 function NameForm({ conversation, onDone }: { conversation: Conversation; onDone: () => void }) {
   const [title, setTitle] = useState(conversation.title);
   const input = useRef<HTMLInputElement>(null);
-  useEffect(() => input.current?.select(), []);
+  useLayoutEffect(() => {
+    input.current?.focus();
+    input.current?.select();
+  }, []);
   const submit = (event: Event) => {
     event.preventDefault();
     if (title.trim()) change(conversation.id, (before) => ({ ...before, title: title.trim() }));

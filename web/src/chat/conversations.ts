@@ -48,6 +48,12 @@ export function putTurn(id: string, turn: Turn): void {
   change(id, (before) => ({ ...before, turns: before.turns.map((each) => (each.id === turn.id ? turn : each)) }));
 }
 
+/** Saves a conversation at once, on a page that closes. */
+export function saveNow(id: string): void {
+  const conversation = conversations.peek().get(id);
+  if (conversation) void kept.put(conversation).catch(() => undefined);
+}
+
 /** Deletes a conversation. */
 export function remove(id: string): void {
   forget(id);

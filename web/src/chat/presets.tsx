@@ -1,7 +1,7 @@
 // System prompts that the user keeps under a name.
 
 import { signal } from "@preact/signals";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { newId, store, type Kept } from "../database";
 import { change, settings } from "./settings";
 
@@ -32,7 +32,7 @@ export function Presets() {
   const id = useId();
   const [naming, setNaming] = useState<string | null>(null);
   const input = useRef<HTMLInputElement>(null);
-  useEffect(() => input.current?.focus(), [naming !== null]);
+  useLayoutEffect(() => input.current?.focus(), [naming !== null]);
   const text = settings.value.system;
   const chosen = presets.value.find((each) => each.text === text && text);
   const saveAs = (event: Event) => {

@@ -143,6 +143,6 @@ function problem(check: () => void): string | null {
     check();
     return null;
   } catch (error) {
-    return error instanceof SyntaxError ? `Invalid JSON: ${error.message}.` : (error as Error).message;
+    return error instanceof SyntaxError ? `Invalid JSON: ${error.message.replace(/ in JSON at position \d+/, "")}.` : (error as Error).message;
   }
 }

@@ -104,8 +104,9 @@ export function found({ title, turns }: Conversation, search: string): string | 
   const texts = [title, ...turns.map((turn) => turn.text)];
   const lower = texts.map((text) => text.toLowerCase());
   if (!words.every((word) => lower.some((text) => text.includes(word)))) return null;
-  const at = lower.findIndex((text, place) => place > 0 && text.includes(words[0] ?? ""));
-  if (at < 0 || !words.length) return "";
-  const start = Math.max(0, lower[at]!.indexOf(words[0]!) - 20);
+  const word = words.find((each) => !lower[0]!.includes(each)) ?? words[0]; // the title is seen anyway
+  const at = word ? lower.findIndex((text, place) => place > 0 && text.includes(word)) : -1;
+  if (!word || at < 0) return "";
+  const start = Math.max(0, lower[at]!.indexOf(word) - 20);
   return `${start ? "…" : ""}${texts[at]!.slice(start, start + 80).trim()}`;
 }

@@ -1,7 +1,7 @@
 // The turns of a conversation: messages and answers, each with its versions, and editable.
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { CopyButton } from "../copy_button";
 import { CodeBlock } from "../markdown";
 import { sayAgain, show } from "./answering";
@@ -80,7 +80,7 @@ function Editor({ turn, conversation, model, onDone }: { turn: Turn; conversatio
   const [text, setText] = useState(turn.text);
   const area = useRef<HTMLTextAreaElement>(null);
   const possible = Boolean(text.trim());
-  useEffect(() => area.current?.focus(), []);
+  useLayoutEffect(() => area.current?.focus(), []);
   const keep = () => {
     if (text !== turn.text) putTurn(conversation.id, turn.role === "user" ? { ...turn, text } : { ...turn, text, edited: true });
     onDone();

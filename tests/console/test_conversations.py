@@ -1,0 +1,412 @@
+"""Conversations that the browser keeps: every flow with its keys and its file, over a reload, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from allm.models.v1 import model_pb2
+from allm.text.v1 import chat_service_pb2
+
+from tests.console.axe import problems
+from tests.console.chromium import Browser, Page
+from tests.console.scripted_services import MODEL, Scripted, scripted_gateway
+
+PHONE = {"width": 390, "height": 844}
+DESK = {"width": 1440, "height": 900}
+SAID = "document.querySelector('.answer:last-of-type > .markdown')?.innerText"
+MESSAGES = "[...document.querySelectorAll('.said')].map((each) => each.innerText)"
+TITLES = "[...document.querySelectorAll('.entry .title')].map((each) => each.innerText)"
+STORED = "new Promise((done) => { const asked = indexedDB.open('allm'); asked.onsuccess = () => {\
+ const all = asked.result.transaction('conversations').objectStore('conversations').getAll();\
+ all.onsuccess = () => { asked.result.close(); done(JSON.stringify(all.result)); }; }; })"
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Scripted]:
+    with scripted_gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def scripted(running: Scripted) -> Scripted:
+    """The scripted services in their initial state."""
+    running.chat.reset()
+    running.catalog.__init__()  # type: ignore[misc]
+    running.machine.now.Clear()
+    return running
+
+
+@pytest.fixture
+def chat(browser: Browser, scripted: Scripted) -> Iterator[Open]:
+    """Opens the chat in a new browser profile; fails if the browser reports an error."""
+    opened: list[Page] = []
+
+    def open_chat(**size: int) -> Page:
+        page = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat", **(size or DESK))
+        opened.append(page)
+        page.wait_text("Connected")
+        page.wait("document.querySelector('.picker select').value")
+        return page
+
+    yield open_chat
+    for page in opened:
+        assert page.complaints() == []
+        page.close()
+
+
+def answers(scripted: Scripted, text: str) -> None:
+    scripted.chat.deltas = [chat_service_pb2.ChatDelta(text=text)]
+
+
+def say(page: Page, text: str) -> None:
+    """Sends a message, and waits for the end of its answer."""
+    before = page.evaluate("document.querySelectorAll('.answer').length")
+    page.fill("textarea", "Message", text)
+    page.press("Enter")
+    page.wait(f"document.querySelectorAll('.answer .below').length === {before + 1}")
+
+
+def stored(page: Page, *texts: str) -> None:
+    """Waits until the database has conversations with these texts."""
+    page.wait(f"{STORED}.then((all) => {json.dumps(texts)}.every((text) => all.includes(text)))")
+
+
+def asked(scripted: Scripted) -> list[str]:
+    """Returns the texts of the last request's messages."""
+    return ["".join(part.text for part in message.content) for message in scripted.chat.asked[-1].messages]
+
+
+def test_a_reload_loses_nothing(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    answers(scripted, "In **spring**.")
+    page.unfold("Settings")
+    page.fill("textarea", "System prompt", "Be brief.")
+    page.fill("input", "Temperature", "0.25")
+    say(page, "When do the swifts come?")
+    page.fill("textarea", "Message", "And when do they")
+    address = page.evaluate("location.hash")
+    stored(page, "In **spring**.", "0.25")
+    page.reload()
+    page.wait(f"({SAID}) === 'In spring.'")
+    assert page.evaluate("location.hash") == address
+    assert page.evaluate(MESSAGES) == ["When do the swifts come?"]
+    assert page.evaluate("document.querySelector('#message').value") == "And when do they"
+    page.unfold("Settings")
+    say(page, "And when do they leave?")
+    assert asked(scripted) == ["Be brief.", "When do the swifts come?", "In **spring**.", "And when do they leave?"]
+    assert scripted.chat.asked[-1].sampling.temperature == 0.25
+    # A new conversation begins empty, with the settings on the page.
+    page.click("a", "New conversation")
+    page.wait(f"{MESSAGES}.length === 0")
+    say(page, "Good morning")
+    assert asked(scripted) == ["Be brief.", "Good morning"]
+
+
+def test_an_answer_that_a_reload_interrupts_stays(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    answers(scripted, "Half of a sen")
+    scripted.chat.go_on.clear()
+    page.fill("textarea", "Message", "Hello")
+    page.press("Enter")
+    page.wait(f"({SAID}) === 'Half of a sen'")
+    page.reload()
+    page.wait(f"({SAID}) === 'Half of a sen'")
+    page.wait_text("Stopped.")
+    scripted.chat.reset()
+    answers(scripted, "A whole sentence.")
+    page.click("button", "Regenerate")
+    page.wait(f"({SAID}) === 'A whole sentence.'")
+
+
+def test_an_answer_goes_on_while_another_conversation_is_open(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    scripted.chat.go_on.clear()
+    page.fill("textarea", "Message", "A slow question")
+    page.press("Enter")
+    page.wait("document.querySelector('.answer[aria-busy=true]')")
+    slow = scripted.chat.go_on
+    page.click("a", "New conversation")
+    page.wait(f"{MESSAGES}.length === 0")
+    scripted.chat.reset()
+    answers(scripted, "Quick.")
+    say(page, "A quick question")
+    page.wait_text("Answering…")
+    slow.set()
+    page.wait("!document.body.innerText.includes('Answering…')")
+    page.click("a", "A slow question")
+    page.wait(f"{MESSAGES}[0] === 'A slow question' && document.querySelector('.answer[aria-busy=false]')")
+
+
+def test_every_turn_has_versions(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    answers(scripted, "one")
+    say(page, "First question")
+    answers(scripted, "two")
+    say(page, "Second question")
+    # Any answer can be regenerated; what followed the other version comes back with it.
+    answers(scripted, "one again")
+    page.click("article:nth-of-type(2) button", "Regenerate")
+    page.wait(f"({SAID}) === 'one again'")
+    assert page.evaluate(MESSAGES) == ["First question"]
+    assert asked(scripted) == ["First question"]
+    page.click("button", "Previous version")
+    page.wait(f"{MESSAGES}.length === 2")
+    assert page.evaluate(SAID) == "two"
+    # Another version of a message is answered anew.
+    answers(scripted, "three")
+    page.click("article:nth-of-type(3) button", "Edit")
+    page.fill("textarea", "Your message", "Another second question")
+    page.click("button", "Send as a new version")
+    page.wait(f"({SAID}) === 'three'")
+    assert asked(scripted) == ["First question", "one", "Another second question"]
+    # A correction changes its turn alone.
+    page.click("article:nth-of-type(2) button", "Edit")
+    page.fill("textarea", f"Answer from {MODEL}", "uno")
+    page.click("button", "Save")
+    page.wait_text(f"{MODEL} (edited)")
+    assert page.evaluate(MESSAGES) == ["First question", "Another second question"]
+    say(page, "Third question")
+    assert asked(scripted)[1] == "uno"
+    stored(page, "Third question")
+    page.reload()
+    page.wait(f"{MESSAGES}.length === 3")
+    assert page.evaluate("[...document.querySelectorAll('.versions')].map((each) => each.innerText)") == [
+        "‹\n1 of 2\n›",
+        "‹\n2 of 2\n›",
+    ]
+
+
+def test_conversations_are_found_named_and_deleted(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    answers(scripted, "Bees dance.")
+    say(page, "How do insects talk?")
+    answers(scripted, "With song.")
+    page.click("a", "New conversation")
+    page.wait(f"{MESSAGES}.length === 0")
+    say(page, "How do birds talk?")
+    assert page.evaluate(TITLES) == ["How do birds talk?", "How do insects talk?"]
+    page.fill("input", "Search conversations", "talk bees")
+    page.wait(f"{TITLES}.length === 1")
+    page.wait_text("Bees dance.")
+    page.click("button", "Actions for How do insects talk?")
+    page.click("button", "Rename")
+    page.fill("input", "Title", "On insects")
+    page.press("Enter")
+    page.wait(f"{TITLES}[0] === 'On insects'")
+    page.fill("input", "Search conversations", "wolves")
+    page.wait_text("No conversation contains these words.")
+    page.fill("input", "Search conversations", "")
+    page.click("button", "Actions for How do birds talk?")
+    page.click(".entry + .row button", "Delete")
+    page.click("button.danger", "Delete How do birds talk?")
+    page.wait(f"{TITLES}.length === 1")
+    assert page.evaluate("location.hash") == "#/chat/new", "the open conversation was deleted"
+    page.wait(f"{STORED}.then((all) => !all.includes('birds'))")
+    page.reload()
+    page.wait(f"{TITLES}.length === 1 && {TITLES}[0] === 'On insects'")
+
+
+SAVES = """
+window.saved = [];
+const make = URL.createObjectURL;
+URL.createObjectURL = (blob) => { blob.text().then((text) => window.saved.push(text)); return make(blob); }; 1
+"""
+
+
+def test_conversations_move_to_another_browser(chat: Open, scripted: Scripted, tmp_path: Path) -> None:
+    page = chat()
+    answers(scripted, "# Bees\n\nThey dance.")
+    say(page, "How do insects talk?")
+    page.evaluate(SAVES)
+    page.click("button", "Actions for How do insects talk?")
+    page.click("button", "Export as Markdown")
+    page.wait("window.saved.length === 1")
+    assert "## You\n\nHow do insects talk?" in page.evaluate("window.saved[0]")
+    page.click("button", "Export all")
+    page.wait("window.saved.length === 2")
+    file = tmp_path / "all.json"
+    file.write_text(page.evaluate("window.saved[1]"))
+
+    other = chat()
+    importer = ".conversations input[type=file]"
+    other.attach(importer, file)
+    other.wait_text("1 conversation imported.")
+    other.attach(importer, file)
+    other.click("a", "How do insects talk?")
+    other.wait(f"({SAID} ?? '').includes('They dance.')")
+    assert other.evaluate(f"{TITLES}.length") == 1, "a file that is imported twice adds nothing"
+    stored(other, "They dance.")
+    for content, why in {
+        "{": "it is not valid JSON",
+        "[]": "the file is not an object",
+        '{"format": "x", "conversations": []}': 'its "format" is not "allm-conversations"',
+        file.read_text().replace('"assistant"', '"elephant"'): 'turns[1].role is neither "user" nor "assistant"',
+        file.read_text().replace('"parent": null', '"parent": "nobody"'): "does not follow its parent",
+    }.items():
+        bad = tmp_path / "bad.json"
+        bad.write_text(content)
+        other.attach(importer, bad)
+        other.wait_text(why)
+    assert other.evaluate(f"{TITLES}.length") == 1
+
+
+def test_text_files_come_with_a_message(chat: Open, scripted: Scripted, tmp_path: Path) -> None:
+    page = chat()
+    answers(scripted, "Fine.")
+    attach = ".composer input[type=file]"
+    for name, content, why in [
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is not a text file in UTF-8."),
+        ("none.txt", b"", "none.txt is empty."),
+        ("long.txt", b"x" * (1024**2 + 1), "long.txt is 1.0 MiB; the limit is 1.0 MiB."),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        page.attach(attach, tmp_path / name)
+        page.wait_text(why)
+    file = tmp_path / "notes.md"
+    file.write_text("Use ```fences```.\n")
+    page.attach(attach, file)
+    page.wait("document.querySelector('.files')?.innerText.includes('notes.md')")
+    page.reload()
+    page.wait("document.querySelector('.files')?.innerText.includes('notes.md')")
+    page.wait("document.querySelector('.picker select').value")
+    say(page, "Is this right?")
+    assert asked(scripted) == ["File notes.md:\n````\nUse ```fences```.\n````\n\nIs this right?"]
+    assert page.evaluate("document.querySelector('.files')") is None
+    page.unfold("notes.md")
+    page.wait_text("Use ```fences```.")
+
+
+def test_system_prompts_are_kept_as_presets(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    page.unfold("Settings")
+    page.fill("textarea", "System prompt", "Answer like a pirate.")
+    page.click("button", "Save as preset")
+    page.fill("input", "Name of the preset", "Pirate")
+    page.press("Enter")
+    page.wait("document.querySelector('.presets select').selectedOptions[0].innerText === 'Pirate'")
+    page.fill("textarea", "System prompt", "")
+    page.reload()
+    page.unfold("Settings")
+    page.wait("[...document.querySelectorAll('.presets option')].length === 2")
+    identity = page.evaluate("document.querySelector('.presets option:last-child').value")
+    page.choose("select", "Preset of the system prompt", identity)
+    page.wait("document.querySelector('.picker select').value")
+    say(page, "Hello")
+    assert asked(scripted) == ["Answer like a pirate.", "Hello"]
+    page.click("button", "Delete preset")
+    page.wait("[...document.querySelectorAll('.presets option')].length === 1")
+
+
+def test_a_chat_begins_with_the_best_model(chat: Open, scripted: Scripted) -> None:
+    ready = model_pb2.MODEL_STATE_READY
+    slow = model_pb2.Benchmark(runtime="llama_cpp", device="cpu", tokens_per_second=0.8)
+    scripted.catalog.others = [
+        model_pb2.Model(id="a-tiny-135m-instruct", state=ready),
+        model_pb2.Model(id="b-8b-instruct", state=ready),
+        model_pb2.Model(id="c-12b-base", state=ready),
+        model_pb2.Model(id="d-70b-instruct", state=ready, runtime="llama_cpp", benchmarks=[slow]),
+        model_pb2.Model(id="e-400b", state=model_pb2.MODEL_STATE_DOWNLOADING),
+    ]
+    page = chat()
+    chosen = "document.querySelector('.picker select').value"
+    assert page.evaluate(chosen) == "b-8b-instruct"
+    # Somebody's own choice stays.
+    page.choose("select", "Model", "a-tiny-135m-instruct")
+    page.reload()
+    page.wait(f"{chosen} === 'a-tiny-135m-instruct'")
+
+
+def waits(page: Page, sentence: str) -> None:
+    page.fill("textarea", "Message", "Hello")
+    page.press("Enter")
+    page.wait_text(sentence)
+
+
+def test_waiting_has_its_reason(chat: Open, scripted: Scripted) -> None:
+    scripted.chat.go_on.clear()
+    page = chat()
+    waits(page, f"Loading {MODEL} into memory…")
+    page.click("button", "Stop")
+    scripted.catalog.state = model_pb2.MODEL_STATE_LOADED
+    page.reload()
+    page.wait("document.querySelector('.picker select').value")
+    waits(page, "Waiting for the first token…")
+    traffic = scripted.machine.now.traffic.add(modality=model_pb2.MODALITY_TEXT)
+    traffic.models.add(model_id=MODEL, running=1, waiting=3)
+    page.wait_text(f"Waiting in the queue of {MODEL}: 3 requests…")
+    page.click("button", "Stop")
+    page.wait_text("Stopped.")
+
+
+def test_a_message_that_is_too_long_is_noticed(chat: Open, scripted: Scripted) -> None:
+    scripted.catalog.context_tokens = 100
+    page = chat()
+    page.fill("textarea", "Message", "word " * 100)
+    page.wait_text(f"About 125 tokens, but {MODEL} reads at most 100.")
+    page.fill("textarea", "Message", "word")
+    page.wait("!document.querySelector('.composer .problem')")
+
+
+def test_an_invalid_field_moves_nothing(chat: Open) -> None:
+    page = chat()
+    page.unfold("Settings")
+    heights = "[...document.querySelectorAll('.settings, .settings > *')].map((each) => each.offsetHeight)"
+    before = page.evaluate(heights)
+    page.fill("input", "Max tokens", "1.5")
+    page.fill("textarea", "Tools", "[{")
+    page.wait_text("Max tokens must be a whole number from 1 to 1000000.")
+    page.wait_text("Invalid JSON")
+    assert page.evaluate(heights) == before
+
+
+FOCUS = "document.activeElement"
+NAME = f"({FOCUS}.getAttribute('aria-label') ?? {FOCUS}.textContent).trim()"
+
+
+def tab_to(page: Page, name: str, kind: str = "") -> None:
+    """Presses Tab until an element with this name has the focus."""
+    for _ in range(120):
+        page.press("Tab")
+        if page.evaluate(f"{NAME} === {json.dumps(name)} && {FOCUS}.matches({json.dumps(kind or '*')})"):
+            return
+    raise AssertionError(f"Tab does not reach {name}; the page says:\n{page.text()}")
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_the_keyboard_does_everything(chat: Open, scripted: Scripted, size: dict[str, int]) -> None:
+    page = chat(**size)
+    answers(scripted, "A first answer, with `code`.")
+    say(page, "A question")
+    answers(scripted, "A second answer.")
+    tab_to(page, "Regenerate")
+    page.press("Enter")
+    page.wait(f"({SAID}) === 'A second answer.'")
+    tab_to(page, "Previous version")
+    page.press("Enter")
+    page.wait(f"({SAID}) === 'A first answer, with code.'")
+    assert page.evaluate(NAME) == "Previous version", "the focus stays where it was"
+    page.unfold("Conversations")
+    tab_to(page, "Actions for A question")
+    page.press("Enter")
+    tab_to(page, "Rename")
+    page.press("Enter")
+    page.call("Input.insertText", text="A better title")
+    page.press("Enter")
+    page.wait(f"{TITLES}[0] === 'A better title'")
+    assert page.evaluate(NAME) == "Actions for A better title"
+    page.press("Enter")
+    tab_to(page, "Edit")
+    page.press("Enter")
+    page.wait(f"{FOCUS}.id === 'edited'")
+    for scheme in ("light", "dark"):
+        page.colours(scheme)
+        assert problems(page) == [], f"{scheme}, while editing"
+    page.press("Escape")
+    page.wait("!document.querySelector('#edited')")
+    page.unfold("Settings")
+    assert problems(page) == [], "with all parts open"
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
