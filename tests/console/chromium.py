@@ -118,9 +118,9 @@ class Browser:
         parsed: dict[str, Any] = json.loads(message)
         return parsed
 
-    def open(self, url: str, width: int = 1280, height: int = 900) -> Page:
-        """Opens `url` in a new, isolated tab."""
-        context = self.call("Target.createBrowserContext")["browserContextId"]
+    def open(self, url: str, width: int = 1280, height: int = 900, beside: Page | None = None) -> Page:
+        """Opens `url` in a new tab: isolated, or of the same profile as `beside`, which closes both."""
+        context = beside.context if beside else self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, context)
@@ -137,7 +137,7 @@ class Page:
     def __init__(self, browser: Browser, session: str, context: str) -> None:
         self._browser = browser
         self._session = session
-        self._context = context
+        self.context = context
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **params)
@@ -155,7 +155,7 @@ class Page:
         self.wait("!window.old && document.readyState === 'complete'")
 
     def close(self) -> None:
-        self._browser.call("Target.disposeBrowserContext", browserContextId=self._context)
+        self._browser.call("Target.disposeBrowserContext", browserContextId=self.context)
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
         self.call(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from allm.models.v1 import model_pb2
 from allm.text.v1 import chat_service_pb2
 
 from tests.console.axe import problems
-from tests.console.chromium import Browser, Page
+from tests.console.chromium import POLL_SECONDS, WAIT_SECONDS, Browser, Page
 from tests.console.scripted_services import MODEL, Scripted, scripted_gateway
 
 PHONE = {"width": 390, "height": 844}
@@ -72,7 +73,10 @@ def say(page: Page, text: str) -> None:
 
 def stored(page: Page, *texts: str) -> None:
     """Waits until the database has conversations with these texts."""
-    page.wait(f"{STORED}.then((all) => {json.dumps(texts)}.every((text) => all.includes(text)))")
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not all(text in (found := page.evaluate(STORED)) for text in texts):
+        assert time.monotonic() < deadline, found
+        time.sleep(POLL_SECONDS)
 
 
 def asked(scripted: Scripted) -> list[str]:
@@ -205,9 +209,26 @@ def test_conversations_are_found_named_and_deleted(chat: Open, scripted: Scripte
     page.click("button.danger", "Delete How do birds talk?")
     page.wait(f"{TITLES}.length === 1")
     assert page.evaluate("location.hash") == "#/chat/new", "the open conversation was deleted"
-    page.wait(f"{STORED}.then((all) => !all.includes('birds'))")
+    assert page.evaluate("document.activeElement.innerText") == "New conversation"
     page.reload()
     page.wait(f"{TITLES}.length === 1 && {TITLES}[0] === 'On insects'")
+
+
+def test_tabs_follow_each_other(chat: Open, browser: Browser, scripted: Scripted) -> None:
+    page = chat()
+    other = browser.open(page.evaluate("location.href"), beside=page)
+    other.wait_text("Conversations are kept in this browser")
+    answers(scripted, "Bees dance.")
+    say(page, "How do insects talk?")
+    other.click("a", "How do insects talk?")
+    other.wait(f"({SAID}) === 'Bees dance.'")
+    say(other, "And birds?")
+    page.wait(f"{MESSAGES}.length === 2 && document.querySelectorAll('.answer .below').length === 2")
+    page.click("button", "Actions for How do insects talk?")
+    page.click(".entry + .row button", "Delete")
+    page.click("button.danger", "Delete How do insects talk?")
+    other.wait(f"{TITLES}.length === 0 && location.hash === '#/chat/new'")
+    assert other.complaints() == []
 
 
 SAVES = """
@@ -407,6 +428,7 @@ def test_the_keyboard_does_everything(chat: Open, scripted: Scripted, size: dict
         assert problems(page) == [], f"{scheme}, while editing"
     page.press("Escape")
     page.wait("!document.querySelector('#edited')")
+    assert page.evaluate(NAME) == "Edit"
     page.unfold("Settings")
     assert problems(page) == [], "with all parts open"
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]

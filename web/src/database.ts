@@ -1,7 +1,7 @@
 // What this browser keeps over a reload: an IndexedDB per server address. Nothing of it is sent anywhere.
 
 import { signal } from "@preact/signals";
-import { openDB, type IDBPDatabase } from "idb";
+import { openDB, type IDBPDatabase, type IDBPObjectStore } from "idb";
 
 const NAME = "allm";
 const VERSION = 1;
@@ -32,27 +32,29 @@ export interface Store<T extends Kept> {
 /** Why this browser does not keep what it should, as a sentence; null while it does. */
 export const unkept = signal<string | null>(null);
 
+type Writable = IDBPObjectStore<unknown, [StoreName], StoreName, "readwrite">;
+
 let opening: Promise<IDBPDatabase> | null = null;
 
 /** The store of that name, with records of the type `T`. */
 export function store<T extends Kept>(name: StoreName): Store<T> {
   const tabs = new BroadcastChannel(`${NAME}.${name}`);
-  const change = async (id: string | null, write: (database: IDBPDatabase) => Promise<unknown>) => {
-    await use(write);
+  const change = async (id: string | null, write: (records: Writable) => Promise<unknown>) => {
+    await use(async (database) => {
+      const writing = database.transaction(name, "readwrite");
+      write(writing.store).catch(() => undefined); // `done` fails as well
+      writing.commit(); // without it, a page that closes now would lose the change
+      await writing.done;
+    });
     unkept.value = null;
     tabs.postMessage(id);
   };
   return {
     all: () => use((database) => database.getAllFromIndex(name, OLDEST_FIRST)),
     get: (id) => use((database) => database.get(name, id)),
-    put: (value) => change(value.id, (database) => {
-      const writing = database.transaction(name, "readwrite");
-      writing.store.put(value).catch(() => undefined); // `done` fails as well
-      writing.commit(); // without it, a page that closes now would lose the record
-      return writing.done;
-    }),
-    remove: (id) => change(id, (database) => database.delete(name, id)),
-    clear: () => change(null, (database) => database.clear(name)),
+    put: (value) => change(value.id, (records) => records.put(value)),
+    remove: (id) => change(id, (records) => records.delete(id)),
+    clear: () => change(null, (records) => records.clear()),
     onChange: (changed) => tabs.addEventListener("message", ({ data }) => changed(data)),
   };
 }

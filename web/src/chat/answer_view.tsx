@@ -20,12 +20,12 @@ interface AnswerProps {
   model: string;
   last: boolean;
   running: boolean;
-  onEdit: () => void;
+  edit: ComponentChildren;
   onGrowth: () => void;
   versions: ComponentChildren;
 }
 
-export function AnswerView({ stored, conversation, model, last, running, onEdit, onGrowth, versions }: AnswerProps) {
+export function AnswerView({ stored, conversation, model, last, running, edit, onGrowth, versions }: AnswerProps) {
   const answer = latest(stored);
   useEffect(onGrowth, [answer]);
   return (
@@ -48,7 +48,7 @@ export function AnswerView({ stored, conversation, model, last, running, onEdit,
         <Below {...{ answer, conversation }}>
           {versions}
           {answer.text && <CopyButton text={answer.text} label="Copy answer" />}
-          <button type="button" class="quiet" disabled={running} onClick={onEdit}>Edit</button>
+          {edit}
           <button type="button" class="quiet" disabled={running || !model} onClick={() => void regenerate(conversation, answer, model)}>
             {answer.failure && answer.failure.kind !== "stopped" ? "Try again" : "Regenerate"}
           </button>

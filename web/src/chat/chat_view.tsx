@@ -1,5 +1,6 @@
 // Chat with a model.
 
+import { useEffect, useState } from "preact/hooks";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
 import { link } from "../catalog";
 import { ModelPicker, picked } from "../model_picker";
@@ -10,6 +11,8 @@ import { addressOf, current, loaded, openId } from "./conversations";
 import { change, settings } from "./settings";
 import { SettingsPanel } from "./settings_panel";
 import { Turns } from "./turns_view";
+
+const NARROW = 900; // pixels: below, everything is in one column
 
 export function ChatView() {
   const model = picked("chat", Modality.TEXT, settings.value.model);
@@ -22,10 +25,7 @@ export function ChatView() {
           <summary>Settings</summary>
           <SettingsPanel />
         </details>
-        <details class="panel" open={innerWidth > 900}>
-          <summary>Conversations</summary>
-          <ConversationList />
-        </details>
+        <Conversations />
       </aside>
       <section class="talk" aria-label="Conversation">
         <h1 class="hidden">{conversation?.title ?? "Chat"}</h1>
@@ -33,6 +33,20 @@ export function ChatView() {
         <Composer conversation={conversation} model={model} />
       </section>
     </div>
+  );
+}
+
+/** The list: on a phone folded away, again as soon as a conversation is chosen. */
+function Conversations() {
+  const [open, setOpen] = useState(innerWidth > NARROW);
+  useEffect(() => {
+    if (innerWidth <= NARROW) setOpen(false);
+  }, [openId.value]);
+  return (
+    <details class="panel" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Conversations</summary>
+      <ConversationList />
+    </details>
   );
 }
 

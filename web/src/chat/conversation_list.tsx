@@ -60,6 +60,11 @@ function Entry({ conversation, around }: { conversation: Conversation; around: s
     setState("");
     toggle.current?.focus();
   };
+  const drop = (event: Event) => {
+    (event.currentTarget as Element).closest("nav")?.querySelector("a")?.focus(); // this entry goes
+    stop(id);
+    remove(id);
+  };
   return (
     <li>
       <div class="entry">
@@ -82,7 +87,7 @@ function Entry({ conversation, around }: { conversation: Conversation; around: s
       {state === "name" && <NameForm conversation={conversation} onDone={close} />}
       {state === "delete" && (
         <span class="sure" role="alert">Delete this conversation?
-          <button type="button" class="danger" onClick={() => { stop(id); remove(id); }}>Delete<span class="hidden"> {title}</span></button>
+          <button type="button" class="danger" onClick={drop}>Delete<span class="hidden"> {title}</span></button>
           <button type="button" class="quiet" onClick={close}>Cancel</button>
         </span>
       )}

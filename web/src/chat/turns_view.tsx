@@ -14,21 +14,29 @@ const NEAR_END = 120; // pixels: a user who has scrolled further up is reading t
 export function Turns({ conversation, model }: { conversation: Conversation; model: string }) {
   const end = useRef<HTMLDivElement>(null);
   const [editing, setEditing] = useState("");
+  const left = useRef("");
   const path = pathTo(conversation, conversation.leaf);
   const running = isRunning(conversation);
   const follow = (always: boolean) => {
-    const left = document.documentElement.scrollHeight - innerHeight - scrollY;
-    if (always || left < NEAR_END) end.current?.scrollIntoView({ block: "end" });
+    const below = document.documentElement.scrollHeight - innerHeight - scrollY;
+    if (always || below < NEAR_END) end.current?.scrollIntoView({ block: "end" });
   };
+  const leave = (focused: string) => {
+    left.current = focused;
+    setEditing("");
+  };
+  useLayoutEffect(() => {
+    if (!editing && left.current) document.getElementById(left.current)?.focus();
+  }, [editing]);
   useEffect(() => follow(true), [conversation.id, path.length]);
   return (
     <div class="turns" role="log" aria-label="Messages" aria-live="off">
       {/* Keys by place: another version takes the place of the one before, and the focus stays. */}
       {path.map((turn, at) => {
-        const tools = { conversation, model, onEdit: () => setEditing(turn.id), versions: <Versions conversation={conversation} turn={turn} disabled={running} /> };
-        if (editing === turn.id) return <Editor key={at} turn={turn} conversation={conversation} model={model} onDone={() => setEditing("")} />;
+        const tools = { conversation, model, edit: <EditButton id={turn.id} disabled={running} onEdit={() => setEditing(turn.id)} />, versions: <Versions conversation={conversation} turn={turn} disabled={running} /> };
+        if (editing === turn.id) return <Editor key={at} turn={turn} conversation={conversation} model={model} onDone={leave} />;
         return turn.role === "user"
-          ? <MessageView key={at} message={turn} {...tools} running={running} />
+          ? <MessageView key={at} message={turn} {...tools} />
           : <AnswerView key={at} stored={turn} last={at === path.length - 1} running={running} onGrowth={() => follow(false)} {...tools} />;
       })}
       <div ref={end} class="end" />
@@ -52,14 +60,11 @@ function Versions({ conversation, turn, disabled }: { conversation: Conversation
   );
 }
 
-interface MessageProps {
-  message: Message;
-  running: boolean;
-  onEdit: () => void;
-  versions: ComponentChildren;
+function EditButton({ id, disabled, onEdit }: { id: string; disabled: boolean; onEdit: () => void }) {
+  return <button type="button" class="quiet" id={`edit-${id}`} disabled={disabled} onClick={onEdit}>Edit</button>;
 }
 
-function MessageView({ message, running, onEdit, versions }: MessageProps) {
+function MessageView({ message, edit, versions }: { message: Message; edit: ComponentChildren; versions: ComponentChildren }) {
   return (
     <article class="turn user" aria-label="You">
       <p class="who">You</p>
@@ -70,33 +75,42 @@ function MessageView({ message, running, onEdit, versions }: MessageProps) {
       <div class="below">
         {versions}
         <CopyButton text={message.text} />
-        <button type="button" class="quiet" disabled={running} onClick={onEdit}>Edit</button>
+        {edit}
       </div>
     </article>
   );
 }
 
-function Editor({ turn, conversation, model, onDone }: { turn: Turn; conversation: Conversation; model: string; onDone: () => void }) {
+interface EditorProps {
+  turn: Turn;
+  conversation: Conversation;
+  model: string;
+  /** Called with the id of the element that gets the focus. */
+  onDone: (focused: string) => void;
+}
+
+function Editor({ turn, conversation, model, onDone }: EditorProps) {
   const [text, setText] = useState(turn.text);
   const area = useRef<HTMLTextAreaElement>(null);
   const possible = Boolean(text.trim());
   useLayoutEffect(() => area.current?.focus(), []);
+  const cancel = () => onDone(`edit-${turn.id}`);
   const keep = () => {
     if (text !== turn.text) putTurn(conversation.id, turn.role === "user" ? { ...turn, text } : { ...turn, text, edited: true });
-    onDone();
+    cancel();
   };
   const send = (event: Event) => {
     event.preventDefault();
     if (turn.role !== "user") return keep();
     void sayAgain(conversation, turn, text, model);
-    onDone();
+    onDone("message");
   };
   return (
-    <form class={`turn editor ${turn.role === "user" ? "user" : "answer"}`} onSubmit={send} onKeyDown={(event) => event.key === "Escape" && onDone()}>
+    <form class={`turn editor ${turn.role === "user" ? "user" : "answer"}`} onSubmit={send} onKeyDown={(event) => event.key === "Escape" && cancel()}>
       <label class="who" for="edited">{turn.role === "user" ? "Your message" : `Answer from ${turn.model}`}</label>
       <textarea id="edited" ref={area} rows={Math.min(20, turn.text.split("\n").length + 2)} value={text} onInput={(event) => setText(event.currentTarget.value)} />
       <div class="row end">
-        <button type="button" class="quiet" onClick={onDone}>Cancel</button>
+        <button type="button" class="quiet" onClick={cancel}>Cancel</button>
         {turn.role === "user" && <button type="button" disabled={!possible} onClick={keep}>Save</button>}
         <button type="submit" class="primary" disabled={!possible || (turn.role === "user" && !model)}>{turn.role === "user" ? "Send as a new version" : "Save"}</button>
       </div>
