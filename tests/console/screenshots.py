@@ -35,6 +35,7 @@ def chat(page: Page) -> None:
         page.fill("textarea", "Message", question)
         page.press("Enter")
         page.wait(f"document.querySelectorAll('.answer .below').length === {number}")
+    page.evaluate("document.querySelector('details.panel').open = false")
 
 
 def audio(page: Page) -> None:

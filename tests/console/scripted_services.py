@@ -79,6 +79,10 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
     """Lists one model that chats, in `state`, and one that cannot; and the models in `others`, which chat as well."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Returns to the initial state."""
         self.state = model_pb2.MODEL_STATE_READY
         self.context_tokens = 0
         self.others: list[model_pb2.Model] = []

@@ -193,7 +193,9 @@ def test_a_connection_that_dies_silently_is_noticed(
         machine.wait_watched(1)
         proxy.freeze()
         page.wait_text("Reconnecting")
-        assert "The connection to the server is interrupted" in page.evaluate("document.querySelector('.banner').innerText")
+        assert "The connection to the server is interrupted" in page.evaluate(
+            "document.querySelector('.banner').innerText"
+        )
         proxy.thaw()
         page.wait_text("Connected")
         page.wait("!document.querySelector('.banner')")

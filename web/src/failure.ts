@@ -23,6 +23,10 @@ const ADVICE: Record<string, string> = {
   UNSUPPORTED: "Remove that option, or choose a model that supports it.",
 };
 
+// Of the requests that the services refuse, only this one says nothing of what to do.
+const TOO_LONG = /context holds \d+/;
+const SHORTEN = "Edit a message to shorten it, or start a new conversation.";
+
 /** The message for a connection without data for too long; the server itself may be fine. */
 export const SILENT = "The connection to the server is interrupted.";
 
@@ -47,7 +51,7 @@ export class Failure extends Error {
   get sentence(): string {
     const text = this.message.trim();
     const whole = /[.!?]$/.test(text) ? text : `${text}.`;
-    const advice = this.kind === "away" ? "" : (ADVICE[this.code] ?? "");
+    const advice = this.kind === "away" ? "" : TOO_LONG.test(text) ? SHORTEN : (ADVICE[this.code] ?? "");
     return advice ? `${whole} ${advice}` : whole;
   }
 }

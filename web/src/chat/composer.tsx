@@ -39,7 +39,8 @@ export function Composer({ conversation, model }: { conversation: Conversation |
     }
     if (event.key === "Escape" && running) stop(conversation!.id);
   };
-  const warning = refused || (model && (text || files.length) ? tooLong(model, conversation ? pathTo(conversation, conversation.leaf) : []) : null);
+  const path = conversation ? pathTo(conversation, conversation.leaf) : [];
+  const warning = wrong ? "The settings contain an error." : refused || (model && (text || files.length) ? tooLong(model, path) : "");
   return (
     <form class={over ? "composer over" : "composer"} onSubmit={(event) => { event.preventDefault(); send(); }}
       onDragOver={(event) => { event.preventDefault(); setOver(true); }} onDragLeave={() => setOver(false)}
@@ -48,9 +49,8 @@ export function Composer({ conversation, model }: { conversation: Conversation |
       <textarea id="message" rows={2} value={text} placeholder="Message" onKeyDown={onKeyDown} aria-describedby="message-hint"
         onInput={(event) => (draft.value = { ...draft.value, text: event.currentTarget.value })} />
       <Files files={files} onRemove={(at) => (draft.value = { ...draft.value, files: files.filter((_, place) => place !== at) })} />
-      {warning && <p class="problem" role="alert">{warning}</p>}
       <div class="row end">
-        <span class="hint" id="message-hint">{wrong ? "The settings contain an error." : "Press Enter to send, Shift+Enter for a new line"}</span>
+        <span class={warning ? "problem" : "hint"} id="message-hint" aria-live="polite">{warning || "Press Enter to send, Shift+Enter for a new line"}</span>
         <AttachButton onFiles={(chosen) => void attach(chosen)} />
         {running
           ? <button type="button" class="primary" onClick={onStop}>Stop</button>

@@ -11,12 +11,18 @@ export const draft = signal<{ text: string; files: TextFile[] }>(stored());
 
 effect(() => {
   const { text, files } = draft.value;
-  try {
-    sessionStorage.setItem(PLACE, JSON.stringify({ text, files }));
-  } catch {
-    // Files that are too large for this storage have to be attached again.
-  }
+  // Files that are too large for this storage have to be attached again.
+  if (!store({ text, files })) store({ text, files: [] });
 });
+
+function store(stored: typeof draft.value): boolean {
+  try {
+    sessionStorage.setItem(PLACE, JSON.stringify(stored));
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 function stored() {
   try {
