@@ -273,6 +273,18 @@ def test_conversations_move_to_another_browser(chat: Open, scripted: Scripted, t
     assert other.evaluate(f"{TITLES}.length") == 1
 
 
+def test_a_browser_that_stores_nothing_says_so(chat: Open, scripted: Scripted) -> None:
+    page = chat()
+    refuse = "IDBFactory.prototype.open = () => { throw new DOMException('Storage is switched off.', 'SecurityError'); }"
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=refuse)
+    page.reload()
+    page.wait_text("all is lost on reload: Storage is switched off.")
+    page.wait("document.querySelector('.picker select').value")
+    answers(scripted, "Still here.")
+    say(page, "Hello")
+    assert page.evaluate(SAID) == "Still here."
+
+
 def test_text_files_come_with_a_message(chat: Open, scripted: Scripted, tmp_path: Path) -> None:
     page = chat()
     answers(scripted, "Fine.")

@@ -8,6 +8,7 @@ import { CodeBlock, Markdown } from "../markdown";
 import { seconds } from "../measures";
 import { FailureNote } from "../notes";
 import { giveBack, isHere, latest, regenerate } from "./answering";
+import { focusMessage } from "./focus";
 import { requestFor } from "./request";
 import { LANGUAGES, snippet, type Language } from "./snippets";
 import { firstSeconds, rate } from "./timings";
@@ -28,6 +29,10 @@ interface AnswerProps {
 export function AnswerView({ stored, conversation, model, last, running, edit, onGrowth, versions }: AnswerProps) {
   const answer = latest(stored);
   useEffect(onGrowth, [answer]);
+  const again = () => {
+    void regenerate(conversation, answer, model);
+    focusMessage(); // the button goes, and Escape stops the answer there
+  };
   return (
     <article class="turn answer" aria-busy={answer.state === "running"} aria-label={`Answer from ${answer.model}`}>
       <p class="who">{answer.model}{answer.edited && " (edited)"}</p>
@@ -49,7 +54,7 @@ export function AnswerView({ stored, conversation, model, last, running, edit, o
           {versions}
           {answer.text && <CopyButton text={answer.text} label="Copy answer" />}
           {edit}
-          <button type="button" class="quiet" disabled={running || !model} onClick={() => void regenerate(conversation, answer, model)}>
+          <button type="button" class="quiet" disabled={running || !model} onClick={again}>
             {answer.failure && answer.failure.kind !== "stopped" ? "Try again" : "Regenerate"}
           </button>
         </Below>

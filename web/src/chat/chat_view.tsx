@@ -3,6 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
 import { link } from "../catalog";
+import { unkept } from "../database";
 import { ModelPicker, picked } from "../model_picker";
 import { Empty } from "../notes";
 import { Composer } from "./composer";
@@ -25,6 +26,7 @@ export function ChatView() {
           <summary>Settings</summary>
           <SettingsPanel />
         </details>
+        {unkept.value && <p class="note bad" role="alert">{unkept.value}</p>}
         <Conversations />
       </aside>
       <section class="talk" aria-label="Conversation">

@@ -6,6 +6,7 @@ import { bytes } from "../measures";
 import { say, stop } from "./answering";
 import { readText } from "./attachments";
 import { draft, tooLong } from "./draft";
+import { MESSAGE } from "./focus";
 import { isWrong, settings } from "./settings";
 import { isRunning, pathTo, type Conversation, type TextFile } from "./tree";
 
@@ -45,8 +46,8 @@ export function Composer({ conversation, model }: { conversation: Conversation |
     <form class={over ? "composer over" : "composer"} onSubmit={(event) => { event.preventDefault(); send(); }}
       onDragOver={(event) => { event.preventDefault(); setOver(true); }} onDragLeave={() => setOver(false)}
       onDrop={(event) => { event.preventDefault(); setOver(false); void attach(event.dataTransfer?.files ?? []); }}>
-      <label for="message" class="hidden">Message</label>
-      <textarea id="message" rows={2} value={text} placeholder="Message" onKeyDown={onKeyDown} aria-describedby="message-hint"
+      <label for={MESSAGE} class="hidden">Message</label>
+      <textarea id={MESSAGE} rows={2} value={text} placeholder="Message" onKeyDown={onKeyDown} aria-describedby="message-hint"
         onInput={(event) => (draft.value = { ...draft.value, text: event.currentTarget.value })} />
       <Files files={files} onRemove={(at) => (draft.value = { ...draft.value, files: files.filter((_, place) => place !== at) })} />
       <div class="row end">

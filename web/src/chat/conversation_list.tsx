@@ -2,10 +2,10 @@
 
 import { signal } from "@preact/signals";
 import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { unkept } from "../database";
 import { stop } from "./answering";
 import { addressOf, change, conversations, loaded, openId, remove } from "./conversations";
 import { exportJson, exportMarkdown, importFile } from "./exchange";
+import { focusMessage } from "./focus";
 import { found, isRunning, type Conversation } from "./tree";
 
 const DAY = 24 * 3600 * 1000;
@@ -22,8 +22,7 @@ export function ConversationList() {
   for (const entry of shown) groups.set(ageOf(entry.each.at), [...(groups.get(ageOf(entry.each.at)) ?? []), entry]);
   return (
     <nav class="conversations" aria-label="Conversations">
-      <a class="button" href={addressOf()}>New conversation</a>
-      {unkept.value && <p class="note bad" role="alert">{unkept.value}</p>}
+      <a class="button" href={addressOf()} onClick={() => focusMessage()}>New conversation</a>
       {all.length > 0 && (
         <div class="field">
           <label for={id} class="hidden">Search conversations</label>

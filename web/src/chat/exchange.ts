@@ -3,7 +3,7 @@
 import { FinishReason } from "../../generated/allm/text/v1/chat_pb";
 import { save } from "../saving";
 import { conversations, put } from "./conversations";
-import { readSettings } from "./settings";
+import { FIRST, isWrong, readSettings, type Settings } from "./settings";
 import { pathTo, type Answer, type Call, type Conversation, type TextFile, type Turn } from "./tree";
 
 const FORMAT = "allm-conversations";
@@ -77,7 +77,7 @@ function turn(json: unknown, where: string): Turn {
   if (from["role"] === "user") return { ...node, role: "user", files: list(from["files"] ?? [], `${where}.files`).map((each) => file(each, where)) };
   if (from["role"] !== "assistant") throw new Error(`${where}.role is neither "user" nor "assistant"`);
   const answer: Answer = {
-    ...node, role: "assistant", model: text(from["model"], `${where}.model`), settings: readSettings(from["settings"]),
+    ...node, role: "assistant", model: text(from["model"], `${where}.model`), settings: usable(readSettings(from["settings"])),
     reasoning: String(from["reasoning"] ?? ""), calls: list(from["calls"] ?? [], `${where}.calls`).map((each) => call(each, where)),
     state: from["state"] === "done" ? "done" : "failed", failure: failure(from["failure"]),
     finish: (number(from["finish"]) ?? 0) in FinishReason ? (from["finish"] as FinishReason) : FinishReason.UNSPECIFIED,
@@ -85,6 +85,11 @@ function turn(json: unknown, where: string): Turn {
     tokens: number(from["tokens"]), promptTokens: number(from["promptTokens"]), edited: from["edited"] === true,
   };
   return answer;
+}
+
+/** The settings of an answer, whose request is shown as code. */
+function usable(settings: Settings): Settings {
+  return isWrong(settings) ? FIRST : settings;
 }
 
 function file(json: unknown, where: string): TextFile {

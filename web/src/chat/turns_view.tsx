@@ -7,6 +7,7 @@ import { CodeBlock } from "../markdown";
 import { sayAgain, show } from "./answering";
 import { AnswerView } from "./answer_view";
 import { putTurn } from "./conversations";
+import { MESSAGE } from "./focus";
 import { isRunning, pathTo, versionsOf, type Conversation, type Message, type Turn } from "./tree";
 
 const NEAR_END = 120; // pixels: a user who has scrolled further up is reading there
@@ -33,7 +34,12 @@ export function Turns({ conversation, model }: { conversation: Conversation; mod
     <div class="turns" role="log" aria-label="Messages" aria-live="off">
       {/* Keys by place: another version takes the place of the one before, and the focus stays. */}
       {path.map((turn, at) => {
-        const tools = { conversation, model, edit: <EditButton id={turn.id} disabled={running} onEdit={() => setEditing(turn.id)} />, versions: <Versions conversation={conversation} turn={turn} disabled={running} /> };
+        const tools = {
+          conversation,
+          model,
+          edit: <EditButton id={turn.id} disabled={running} onEdit={() => setEditing(turn.id)} />,
+          versions: <Versions conversation={conversation} turn={turn} disabled={running} />,
+        };
         if (editing === turn.id) return <Editor key={at} turn={turn} conversation={conversation} model={model} onDone={leave} />;
         return turn.role === "user"
           ? <MessageView key={at} message={turn} {...tools} />
@@ -103,7 +109,7 @@ function Editor({ turn, conversation, model, onDone }: EditorProps) {
     event.preventDefault();
     if (turn.role !== "user") return keep();
     void sayAgain(conversation, turn, text, model);
-    onDone("message");
+    onDone(MESSAGE);
   };
   return (
     <form class={`turn editor ${turn.role === "user" ? "user" : "answer"}`} onSubmit={send} onKeyDown={(event) => event.key === "Escape" && cancel()}>
@@ -112,7 +118,7 @@ function Editor({ turn, conversation, model, onDone }: EditorProps) {
       <div class="row end">
         <button type="button" class="quiet" onClick={cancel}>Cancel</button>
         {turn.role === "user" && <button type="button" disabled={!possible} onClick={keep}>Save</button>}
-        <button type="submit" class="primary" disabled={!possible || (turn.role === "user" && !model)}>{turn.role === "user" ? "Send as a new version" : "Save"}</button>
+        <button type="submit" class="primary" disabled={!possible || (turn.role === "user" && (!model || isRunning(conversation)))}>{turn.role === "user" ? "Send as a new version" : "Save"}</button>
       </div>
     </form>
   );
