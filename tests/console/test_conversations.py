@@ -275,10 +275,10 @@ def test_conversations_move_to_another_browser(chat: Open, scripted: Scripted, t
 
 def test_a_browser_that_stores_nothing_says_so(chat: Open, scripted: Scripted) -> None:
     page = chat()
-    refuse = "IDBFactory.prototype.open = () => { throw new DOMException('Storage is switched off.', 'SecurityError'); }"
+    refuse = "IDBFactory.prototype.open = () => { throw new DOMException('Storage is off.', 'SecurityError'); }"
     page.call("Page.addScriptToEvaluateOnNewDocument", source=refuse)
     page.reload()
-    page.wait_text("all is lost on reload: Storage is switched off.")
+    page.wait_text("all is lost on reload: Storage is off.")
     page.wait("document.querySelector('.picker select').value")
     answers(scripted, "Still here.")
     say(page, "Hello")
