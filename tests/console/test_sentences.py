@@ -15,7 +15,7 @@ from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, Scripte
 # Each error with the advice to the user. For an invalid request the error's message is the advice.
 ADVICE = [
     (errors.InvalidRequest("'temperature' must be from 0 to 2, not 3", param="temperature"), "must be from 0 to 2"),
-    (errors.ContextLengthExceeded("the prompt has 9 tokens, but this model's context holds 8"), "Edit a message"),
+    (errors.ContextLengthExceeded("The prompt has 9 tokens, but this model's context holds 8"), "Edit a message"),
     (errors.Unauthenticated("Incorrect API key provided"), "Enter a valid API key"),
     (errors.Forbidden("This key may not chat"), "Ask the operator of this server"),
     (errors.ModelNotFound("The model `x` does not exist.", param="model"), "Choose another model"),

@@ -5,7 +5,7 @@ import { openDB, type IDBPDatabase, type IDBPObjectStore } from "idb";
 
 const NAME = "allm";
 const VERSION = 1;
-const STORES = ["conversations", "pictures", "presets"] as const;
+const STORES = ["conversations", "pictures", "presets", "drafts"] as const;
 const OLDEST_FIRST = "at";
 
 export type StoreName = (typeof STORES)[number];
