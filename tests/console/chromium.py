@@ -19,6 +19,7 @@ START_SECONDS = 60
 CALL_SECONDS = 60
 WAIT_SECONDS = 60
 POLL_SECONDS = 0.05
+MOST_TABS = 200
 ARGUMENTS = (
     "--no-sandbox",  # tests run as root in containers; the pages are our own
     "--disable-gpu",
@@ -60,6 +61,20 @@ async (find) => {
     box = find().getBoundingClientRect();
   } while (last?.x !== box.x || last.y !== box.y || [...document.images].some((image) => !image.complete));
   return [box.x + box.width / 2, box.y + box.height / 2];
+}
+"""
+# Waits until the records in a store of the page's IndexedDB meet a condition.
+KEPT = """
+async (store, condition) => {
+  const done = (request) => new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  const database = await done(indexedDB.open("allm"));
+  while (!condition(await done(database.transaction(store).objectStore(store).getAll()))) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  database.close();
 }
 """
 # Each key with its code and the text that it types.
@@ -185,6 +200,20 @@ class Page:
     def wait_text(self, text: str, seconds: float = WAIT_SECONDS) -> None:
         """Waits until the page shows a text."""
         self.wait(f"document.body.innerText.includes({json.dumps(text)})", seconds)
+
+    def wait_kept(self, store: str, condition: str) -> None:
+        """Waits until the records in a store of the page's database meet a condition on `kept`."""
+        self.evaluate(f"({KEPT})({json.dumps(store)}, (kept) => {condition})")
+
+    def tab_to(self, selector: str, name: str = "") -> None:
+        """Presses Tab until an element is focused."""
+        found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
+        self.wait(found)
+        for _ in range(MOST_TABS):
+            if self.evaluate(f"document.activeElement === {found}"):
+                return
+            self.press("Tab")
+        raise PageError(f"{MOST_TABS} presses of Tab do not reach {name or selector}")
 
     def text(self) -> str:
         """Returns all visible text."""

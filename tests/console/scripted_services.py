@@ -34,6 +34,10 @@ from tests.stack import POLL_SECONDS
 
 MODEL = "scripted"
 REQUEST_ID = "00000000-0000-4000-8000-000000000000"
+LOADING = (
+    ("speech", model_pb2.MODALITY_AUDIO, "transcription"),
+    ("images", model_pb2.MODALITY_IMAGE, "image"),
+)
 START_SECONDS = 60
 # Envoy pings every ten seconds, also on idle connections.
 PATIENT = (("grpc.http2.max_ping_strikes", 0), ("grpc.keepalive_permit_without_calls", 1))
@@ -76,7 +80,9 @@ class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
 
 
 class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
-    """Lists one model that chats, in `state`, and one that cannot; and the models in `others`, which chat as well."""
+    """Lists one model that chats, in `state`, and one that cannot; and the models in `others`, which chat as well;
+    and one model of speech and one of images, which load forever.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -99,6 +105,11 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
         for model in (ready, failed, *self.others):
             model.modality = model_pb2.MODALITY_TEXT
             model.capabilities[:] = ["chat"]
+            yield model_service_pb2.WatchModelsResponse(changed=manifest_pb2.DesiredModel(model=model))
+        for model_id, modality, capability in LOADING:
+            model = model_pb2.Model(id=model_id, state=model_pb2.MODEL_STATE_READY, modality=modality)
+            model.capabilities.append(capability)
+            model.replicas.add(replica=f"{model_id}-0", memory=model_pb2.MemoryStatus(loading=True))
             yield model_service_pb2.WatchModelsResponse(changed=manifest_pb2.DesiredModel(model=model))
         yield model_service_pb2.WatchModelsResponse(synced=model_service_pb2.Synced())
         ended = threading.Event()

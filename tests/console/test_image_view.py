@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.console.axe import problems
 from tests.console.chromium import Opener, Page
 from tests.image.pictures.picture_files import png_header
 from tests.runtime_counters import Runtime
@@ -37,6 +38,27 @@ COLOUR = """
   pen.drawImage(image, w * x, h * y, w * 0.1, h * 0.1, 0, 0, 1, 1);
   return [...pen.getImageData(0, 0, 1, 1).data.slice(0, 3)];
 })
+"""
+
+# The number of painted pixels of the mask.
+PAINTED = """
+(() => {
+  const canvas = document.querySelector(".layers canvas");
+  return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
+    .filter((value, at) => at % 4 === 3 && value > 0).length;
+})()
+"""
+# Stores copies of the only image, each newer than the last.
+COPIES = """
+async (count) => {
+  const done = (request) => new Promise((resolve) => { request.onsuccess = () => resolve(request.result); });
+  const pictures = (await done(indexedDB.open("allm"))).transaction("pictures", "readwrite").objectStore("pictures");
+  const [first] = await done(pictures.getAll());
+  for (let at = 1; at <= count; at += 1) {
+    pictures.put({ ...first, id: `copy-${at}`, at: first.at + at, prompt: "a copy" });
+  }
+  await new Promise((resolve) => { pictures.transaction.oncomplete = resolve; });
+}
 """
 
 
@@ -176,9 +198,107 @@ def test_oversized_image_error_names_the_limit(tab: Opener, stack: Stack, tmp_pa
     assert "ALLM_MAX_BODY_BYTES" in page.evaluate("document.querySelector('.drawing .note.bad').innerText")
 
 
-def test_form_errors_are_shown_before_sending(view: Open) -> None:
+def test_form_errors_are_shown_before_sending_and_move_nothing(view: Open) -> None:
     page = view("image")
-    page.fill("input", "Width", "64")
     page.fill("textarea", "Prompt", PROMPT)
-    page.wait_text("Enter both width and height")
-    page.wait("document.querySelector('button[type=submit]').disabled")
+    place = "document.querySelector('button[type=submit]').getBoundingClientRect().top"
+    before = page.evaluate(place)
+    page.fill("input", "Width", "64")
+    page.wait_text("Enter both width and height, or neither.")
+    assert page.evaluate("document.querySelector('button[type=submit]').disabled")
+    page.fill("input", "Height", "64")
+    page.fill("input", "Steps", "0")
+    page.wait_text("Steps must be a whole number from 1 to 1000.")
+    assert page.evaluate("document.querySelectorAll('input[aria-invalid]').length") == 1
+    assert page.evaluate("document.querySelector('button[type=submit]').disabled")
+    assert page.evaluate(place) == before
+
+
+def test_a_file_that_is_no_image_is_explained(view: Open, tmp_path: Path) -> None:
+    page = view("image")
+    wrong = tmp_path / "letter.png"
+    wrong.write_text("Dear reader, this is no image.")
+    page.click("summary", "Edit an image")
+    page.attach("input[type=file]", wrong)
+    page.wait_text("The browser cannot read this file as an image.")
+    page.click("button", "Generate from text only")
+    page.wait("!document.querySelector('.editing')")
+
+
+def test_a_reload_keeps_images_and_the_form(view: Open) -> None:
+    page = view("image")
+    draw(page, PROMPT, Steps="2")
+    wait_drawn(page, 1)
+    before = colour(page, 0, 0.45, 0.45)
+    page.wait_kept("pictures", "kept.length === 1")
+    page.reload()
+    wait_drawn(page, 1)
+    assert colour(page, 0, 0.45, 0.45) == before
+    assert "seed 7" in page.evaluate("document.querySelector('.gallery li').innerText")
+    assert page.evaluate("document.querySelector('aside textarea').value") == PROMPT
+    page.wait_text("This browser keeps 1 image")
+    # The image to edit and its mask.
+    open_mask(page)
+    paint_by_keys(page)
+    painted = page.evaluate(PAINTED)
+    assert painted > 0
+    page.wait_kept("drafts", "kept[0]?.mask")
+    page.reload()
+    page.wait_text("Only the painted area is redrawn")
+    page.wait(f"{PAINTED} === {painted}")
+    page.click("button", "Generate from text only")
+    page.click("button", "Delete all images")
+    page.wait_text("Delete all images in this browser?")
+    page.click("button", "Delete all")
+    wait_drawn(page, 0)
+    page.reload()
+    page.wait_text(f"Generate images with {IMAGE_MODEL}")
+    page.wait_kept("pictures", "kept.length === 0")
+    assert page.evaluate(DRAWN) == 0
+
+
+def test_beyond_the_limit_the_oldest_image_is_deleted(view: Open) -> None:
+    page = view("image")
+    draw(page, "the oldest", Steps="2")
+    wait_drawn(page, 1)
+    page.wait_kept("pictures", "kept.length === 1")
+    page.evaluate(f"({COPIES})(499)")
+    page.reload()
+    wait_drawn(page, 500)
+    draw(page, PROMPT, Steps="2")
+    page.wait_text(PROMPT)
+    page.wait_kept("pictures", f"kept.length === 500 && kept.some((each) => each.prompt === {PROMPT!r})")
+    page.wait_kept("pictures", "!kept.some((each) => each.prompt === 'the oldest')")
+    wait_drawn(page, 500)
+    assert "500 images" in page.evaluate("document.querySelector('.kept').innerText")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_images_are_made_by_keys_alone(tab: Opener, stack: Stack, width: int, scheme: str) -> None:
+    page = tab(stack, "image", width=width)
+    page.colours(scheme)
+    page.wait_text(f"Generate images with {IMAGE_MODEL}")
+    assert problems(page) == [], "empty"
+    for name, text in {"Prompt": PROMPT, "Steps": "2", "Seed": "7"}.items():
+        page.tab_to("aside input, aside textarea", name)
+        page.call("Input.insertText", text=text)
+    page.tab_to("button", "Generate")
+    page.press("Enter")
+    wait_drawn(page, 1)
+    page.tab_to(".gallery button", "Edit")
+    page.press("Enter")
+    page.wait("document.querySelector('.layers canvas')?.width === 64")
+    page.tab_to(".layers canvas")
+    page.press("Space")
+    page.wait_text("Only the painted area is redrawn")
+    page.tab_to("button", "Edit image")
+    page.press("Enter")
+    wait_drawn(page, 2)
+    assert problems(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.tab_to("button", "Delete all images")
+    page.press("Enter")
+    page.tab_to("button", "Delete all")
+    page.press("Enter")
+    wait_drawn(page, 0)

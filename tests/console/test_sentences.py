@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from allm.models.v1 import model_pb2
 from allm.text.v1 import chat_service_pb2
 
 from services import errors
 from tests.console.chromium import Browser, Page
 from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat, scripted_gateway
+from tests.speech import librivox
 
 # Each error with the advice to the user. For an invalid request the error's message is the advice.
 ADVICE = [
@@ -148,3 +150,22 @@ def test_the_form_is_sent_as_the_request(page: Page, chat: ScriptedChat) -> None
     assert (sampling.max_tokens, sampling.seed, list(sampling.stop)) == (9, 11, ["END", "FIN"])
     assert asked.reasoning_effort == "low"
     assert not sampling.HasField("min_p")
+
+
+def test_loading_and_the_queue_are_told_apart_from_the_work(page: Page, scripted: Scripted) -> None:
+    """The catalog reports that both models load, and the machine a queue; their services never answer."""
+    traffic = scripted.machine.now.traffic.add(modality=model_pb2.MODALITY_AUDIO)
+    traffic.models.add(model_id="speech", running=1, waiting=2)
+    page.evaluate(
+        "window.real = fetch; window.fetch = (url, about) =>"
+        " /Transcribe|GenerateImage/.test(url) ? new Promise(() => {}) : real(url, about); 1"
+    )
+    page.evaluate("location.hash = '#/audio'")
+    page.wait("document.querySelector('input[type=file]')")
+    page.attach("input[type=file]", librivox()[0].path)
+    page.wait_text("Loading the model")
+    page.wait_text("2 requests wait for this model")
+    page.evaluate("location.hash = '#/image'")
+    page.fill("textarea", "Prompt", "a red circle")
+    page.click("button", "Generate")
+    page.wait_text("Loading the model…")

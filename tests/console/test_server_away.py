@@ -23,6 +23,12 @@ new MutationObserver(() => {
 }).observe(document.body, {subtree: true, childList: true, characterData: true}); 1
 """
 
+# Visible parts of the page that need a key.
+BEHIND = """
+[...document.querySelectorAll("nav, aside, .split, .note")]
+  .filter((each) => each.checkVisibility() && !each.closest("dialog")).map((each) => each.innerText)
+"""
+
 
 def new_key(stack: Stack, name: str, *scopes: str) -> str:
     """Creates a key as an operator does."""
@@ -42,8 +48,15 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Opener, guarded: Stack) -> 
     page = tab(guarded, "chat")
     page.wait_text("This server requires an API key")
     assert problems(page) == []
+    assert page.evaluate(BEHIND) == []
     give(page, "sk-allm-" + "A" * 43)
     page.wait_text("Incorrect API key provided")
+    assert page.evaluate(BEHIND) == []
+    page.click("button", "Cancel")
+    page.wait_text("the page shows nothing without one")
+    assert page.evaluate(BEHIND) == []
+    assert problems(page) == []
+    page.click("button", "Enter API key")
     give(page, new_key(guarded, "operator", "admin", "inference"))
     page.wait_text("Connected")
     page.unfold("Settings")

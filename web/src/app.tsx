@@ -10,6 +10,7 @@ import { ImageView } from "./image/image_view";
 import { key, keyWanted, useKey } from "./key";
 import { KeyDialog } from "./key_dialog";
 import { ModelsView } from "./models/models_view";
+import { Empty } from "./notes";
 import { nextTheme, theme } from "./theme";
 
 const VIEWS: Record<string, { name: string; view: () => ComponentChild }> = {
@@ -30,6 +31,7 @@ function here(): string {
 /** The whole page. */
 export function App() {
   const { name, view } = VIEWS[place.value]!;
+  const locked = keyWanted.value !== null || link.value.state === "waiting-for-key";
   const first = useRef(true);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -43,23 +45,38 @@ export function App() {
         <a class="skip" href={`#/${place.value}`} onClick={(event) => { event.preventDefault(); main.current?.focus(); }}>Skip to content</a>
         <div class="top">
           <span class="brand">allm</span>
-          <nav aria-label="Views">
+          <nav aria-label="Views" hidden={locked}>
             {Object.entries(VIEWS).map(([id, each]) => (
               <a key={id} href={`#/${id}`} aria-current={id === place.value ? "page" : undefined}>{each.name}</a>
             ))}
           </nav>
           <div class="tools">
             <LinkState />
-            {link.value.state === "waiting-for-key" &&
-              <button type="button" onClick={() => (keyWanted.value = "Enter a key to continue.")}>Enter API key</button>}
-            {key.value && <button type="button" class="quiet" onClick={() => useKey("")}>Remove API key</button>}
+            {key.value && !locked && <button type="button" class="quiet" onClick={() => useKey("")}>Remove API key</button>}
             <button type="button" class="quiet" onClick={nextTheme} ><span class="hidden">Theme: </span>{THEME_SIGNS[theme.value]}</button>
           </div>
         </div>
         <Away />
       </header>
-      <main ref={main} tabIndex={-1} aria-label={name}>{view()}</main>
-      <KeyDialog />
+      <main ref={main} tabIndex={-1} aria-label={name}>
+        {/* Hidden, not removed: unfinished input must survive. */}
+        <div hidden={locked}>{view()}</div>
+        {locked && keyWanted.value === null && <KeyMissing />}
+        <KeyDialog />
+      </main>
+    </>
+  );
+}
+
+/** The page after the user has closed the dialog without a key, and while a new key is checked. */
+function KeyMissing() {
+  return (
+    <>
+      <h1 class="hidden">API key</h1>
+      <Empty title="No valid API key">
+        <p>This server requires an API key, and the page shows nothing without one.</p>
+        <button type="button" class="primary" onClick={() => (keyWanted.value = "Enter a key to continue.")}>Enter API key</button>
+      </Empty>
     </>
   );
 }

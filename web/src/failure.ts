@@ -1,5 +1,7 @@
 // Failures of calls, with advice for the user.
 
+import { bytes } from "./measures";
+
 /** The kinds that the console distinguishes. */
 export type FailureKind = "away" | "key" | "forbidden" | "stopped" | "refused" | "busy" | "broken";
 
@@ -9,6 +11,7 @@ const STATUS_NAMES: Record<number, string> = {
 };
 
 const UNAVAILABLE = 14;
+const LARGE = 4 * 1024 * 1024; // bytes: smaller requests are unlikely to exceed a limit
 
 const ADVICE: Record<string, string> = {
   FORBIDDEN: "Ask the operator of this server for a key with this permission.",
@@ -49,7 +52,8 @@ export class Failure extends Error {
 
   /** The failure and the advice, for the user. */
   get sentence(): string {
-    const text = this.message.trim();
+    const trimmed = this.message.trim();
+    const text = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
     const whole = /[.!?]$/.test(text) ? text : `${text}.`;
     const advice = this.kind === "away" ? "" : TOO_LONG.test(text) ? SHORTEN : (ADVICE[this.code] ?? "");
     return advice ? `${whole} ${advice}` : whole;
@@ -79,6 +83,15 @@ export function fromHttp(status: number, body: string, requestId: string): Failu
   if (status === 429) return new Failure("busy", message, "OVERLOADED", "", requestId);
   if (status >= 502 && status <= 504) return new Failure("away", `${message} Try again in a moment`, "", "", requestId);
   return new Failure(status >= 500 ? "broken" : "refused", message, "", "", requestId);
+}
+
+/**
+ * Explains a connection that was closed during a large upload: the gateway closes it on a request that is too large,
+ * without an error for browsers. `setting` names the limit. Returns other errors as they are.
+ */
+export function sizeRefused(error: unknown, size: number, setting: string, advice: string): unknown {
+  if (size < LARGE || asFailure(error).kind !== "away") return error;
+  return new Failure("refused", `The server did not accept a request of ${bytes(size)}: it is unavailable, or the request exceeds its limit (${setting}). ${advice}`);
 }
 
 /** Converts any error to a failure; `stopped` means that the caller ended the call. */

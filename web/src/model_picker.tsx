@@ -5,6 +5,7 @@ import { ModelState, type Modality, type Model } from "../generated/allm/models/
 import { having, link, serves } from "./catalog";
 import { bestOf } from "./chat/best_model";
 import { stateName } from "./models/states";
+import { Empty } from "./notes";
 
 interface Props {
   capability: string;
@@ -19,6 +20,20 @@ export function picked(capability: string, modality: Modality, wanted: string): 
   const chosen = all.find((model) => model.id === wanted);
   if (capability === "chat") return chosen && serves(chosen) ? chosen : (bestOf(all.filter(serves)) ?? chosen);
   return chosen ?? all.find((model) => model.state === ModelState.LOADED) ?? all.find(serves);
+}
+
+/** The text of a view for which no model is ready. */
+export function NoModel({ capability, modality, kind, format }: { capability: string; modality: Modality; kind: string; format: string }) {
+  if (link.value.state === "connecting") return <Empty title="Loading the list of models…"><p>Connecting to the server.</p></Empty>;
+  const all = having(capability, modality);
+  return (
+    <Empty title={all.length ? `No ${kind} model is ready yet` : `No ${kind} model is registered`}>
+      {all.map((model) => <p key={model.id}>{model.id}: {model.reason || stateName(model.state)}</p>)}
+      {all.length
+        ? <p><a href="#/models">Models</a> shows the progress. A model appears here as soon as it is ready.</p>
+        : <p>Register one under <a href="#/models">Models</a>, with the format {format}.</p>}
+    </Empty>
+  );
 }
 
 export function ModelPicker({ capability, modality, value, onPick }: Props) {

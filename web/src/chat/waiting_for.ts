@@ -2,7 +2,7 @@
 
 import { Modality, ModelState } from "../../generated/allm/models/v1/model_pb";
 import { link, manages, models } from "../catalog";
-import { samples } from "../models/machine";
+import { queued } from "../models/queue";
 import { isHere } from "./answering";
 import type { Answer } from "./tree";
 
@@ -15,14 +15,7 @@ export function waitingFor(answer: Answer): string {
     if (!manages.value) return `Waiting for ${model.id}; it may have to be loaded first…`; // its state is a minute old
     return `Loading ${model.id} into memory…`;
   }
-  const waiting = queue(model?.id ?? "");
+  const waiting = queued(Modality.TEXT, model?.id ?? "");
   if (waiting) return `Waiting in the queue of ${answer.model}: ${waiting} ${waiting === 1 ? "request" : "requests"}…`;
   return "Waiting for the first token…";
-}
-
-/** The requests that wait while the model computes others; 0 if that is unknown. */
-function queue(model: string): number {
-  const traffic = samples.value.at(-1)?.sample.traffic.find(({ modality }) => modality === Modality.TEXT);
-  const own = traffic?.models.find(({ modelId }) => modelId === model);
-  return own?.running ? Number(own.waiting) : 0;
 }

@@ -1,29 +1,55 @@
-// The images of this tab.
+// The images that this browser keeps.
 
+import { useState } from "preact/hooks";
+import { unkept } from "../database";
+import { bytes } from "../measures";
 import { save } from "../saving";
-import { change, forget, gallery, type Picture } from "./generation";
+import { gallery, keptBytes, MOST_BYTES, MOST_IMAGES, remove, removeAll, type ShownPicture } from "./gallery";
+import { change } from "./generation";
 
-export function GalleryView({ onEdit }: { onEdit: (picture: Picture) => void }) {
+export function GalleryView({ onEdit }: { onEdit: (picture: ShownPicture) => void }) {
   if (!gallery.value.length) return null;
   return (
     <section aria-labelledby="gallery-title">
       <h2 id="gallery-title">Gallery</h2>
-      <p class="hint">Images are kept in this tab only, until you close it.</p>
+      {unkept.value && <p class="note bad" role="alert">{unkept.value}</p>}
+      <Limit />
       <ul class="gallery">
         {gallery.value.map((picture) => (
           <li key={picture.id} class="card">
-            <img src={picture.source} alt={picture.prompt || "Generated image"} />
+            <img src={picture.source} alt={picture.prompt || "Generated image"} width={picture.width} height={picture.height} />
             <p>{picture.prompt}</p>
             <p class="hint">{picture.width} × {picture.height} · {picture.steps ? `${picture.steps} steps · ` : ""}seed {String(picture.seed)}</p>
             <div class="row">
               <button type="button" onClick={() => save(picture.content, `${picture.model}-${picture.seed}.png`, "image/png")}>Save</button>
               <button type="button" onClick={() => onEdit(picture)}>Edit</button>
-              <button type="button" class="quiet" onClick={() => change({ seed: String(picture.seed), prompt: picture.prompt })}>Use prompt and seed</button>
-              <button type="button" class="quiet" onClick={() => forget(picture)}>Delete</button>
+              <button type="button" class="quiet" onClick={() => change({ seed: String(picture.seed), prompt: picture.prompt, negative: picture.negative })}>Use prompt and seed</button>
+              <button type="button" class="quiet" onClick={() => void remove(picture.id)}>Delete</button>
             </div>
           </li>
         ))}
       </ul>
     </section>
+  );
+}
+
+/** How much is kept, how much may be, and the button that deletes all. */
+function Limit() {
+  const [sure, setSure] = useState(false);
+  const count = gallery.value.length;
+  return (
+    <div class="row kept">
+      <span class="hint">
+        This browser keeps {count === 1 ? "1 image" : `${count} images`} ({bytes(keptBytes.value)}). At {MOST_IMAGES} images or {bytes(MOST_BYTES)} it deletes the oldest.
+      </span>
+      {sure
+        ? (
+          <span class="sure" role="alert">Delete all images in this browser?
+            <button type="button" class="danger" onClick={() => { setSure(false); void removeAll(); }}>Delete all</button>
+            <button type="button" class="quiet" onClick={() => setSure(false)}>Cancel</button>
+          </span>
+        )
+        : <button type="button" class="quiet" onClick={() => setSure(true)}>Delete all images</button>}
+    </div>
   );
 }

@@ -1,11 +1,13 @@
-// The images of this tab and their generation.
+// The generation of images.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { signal } from "@preact/signals";
 import { ImageFormat, type Image, type ImageConfigSchema, type ImageParameters } from "../../generated/allm/image/v1/image_pb";
 import { ImageService, type StreamEditImageResponse, type StreamGenerateImageResponse } from "../../generated/allm/image/v1/image_service_pb";
-import { asFailure, Failure } from "../failure";
+import { asFailure, sizeRefused, type Failure } from "../failure";
 import { stream } from "../grpc_web";
+import { remembered } from "../remembered";
+import { add } from "./gallery";
 
 export interface ImageForm {
   model: string;
@@ -20,22 +22,12 @@ export interface ImageForm {
   strength: string;
 }
 
-/** A finished image. */
-export interface Picture {
-  id: number;
-  source: string;
-  content: Blob;
-  prompt: string;
-  model: string;
-  width: number;
-  height: number;
-  seed: bigint;
-  steps: number;
-}
-
 /** The running generation. */
 export interface Generation {
   prompt: string;
+  model: string;
+  /** True once the model is loaded and has the request. */
+  started: boolean;
   step: number;
   steps: number;
   /** The preview of each image, by number. */
@@ -47,14 +39,10 @@ type Config = MessageInitShape<typeof ImageConfigSchema>;
 type GenerationReply = StreamGenerateImageResponse | StreamEditImageResponse;
 
 const PREVIEWS = 3;
-const MIB = 1024 * 1024;
-const LARGE = 4 * MIB; // smaller requests are unlikely to exceed the limit
 
-export const form = signal<ImageForm>({ model: "", prompt: "", negative: "", width: "", height: "", steps: "", guidance: "", seed: "", count: "1", strength: "" });
-export const gallery = signal<readonly Picture[]>([]);
+export const form = remembered<ImageForm>("image", { model: "", prompt: "", negative: "", width: "", height: "", steps: "", guidance: "", seed: "", count: "1", strength: "" });
 export const generation = signal<Generation | null>(null);
 let ending: AbortController | null = null;
-let last = 0;
 
 export function change(part: Partial<ImageForm>): void {
   form.value = { ...form.value, ...part };
@@ -64,19 +52,19 @@ export function change(part: Partial<ImageForm>): void {
 export async function generate(model: string): Promise<void> {
   const { prompt } = form.value;
   const request = { config: config(model), prompt, partialImages: PREVIEWS };
-  await perform(prompt, model, (signal) => stream(ImageService.method.streamGenerateImage, [request], signal));
+  await perform(model, (signal) => stream(ImageService.method.streamGenerateImage, [request], signal));
 }
 
 /** Edits an image, everywhere or where a mask is transparent, and shows the progress. */
 export async function edit(model: string, image: Blob, mask: Blob | null): Promise<void> {
   const { prompt, strength } = form.value;
   const request = { config: config(model), prompt, strength: number(strength), partialImages: PREVIEWS };
-  await perform(prompt, model, async function* (signal) {
+  await perform(model, async function* (signal) {
     const [bytes, maskBytes] = await Promise.all([content(image), mask ? content(mask) : new Uint8Array()]);
     try {
       yield* stream(ImageService.method.streamEditImage, [{ ...request, image: bytes, mask: maskBytes }], signal);
     } catch (error) {
-      throw unread(error, bytes.length + maskBytes.length);
+      throw sizeRefused(error, bytes.length + maskBytes.length, "ALLM_MAX_BODY_BYTES", "Try a smaller image");
     }
   });
 }
@@ -86,39 +74,31 @@ export function stop(): void {
   ending?.abort();
 }
 
-export function forget(picture: Picture): void {
-  URL.revokeObjectURL(picture.source);
-  gallery.value = gallery.value.filter((each) => each !== picture);
-}
-
 /** Shows the events of a stream until it ends or is stopped. */
-async function perform(prompt: string, model: string, replies: (signal: AbortSignal) => AsyncIterable<GenerationReply>): Promise<void> {
+async function perform(model: string, replies: (signal: AbortSignal) => AsyncIterable<GenerationReply>): Promise<void> {
   const ended = (ending = new AbortController());
+  const { prompt, negative } = form.value;
   endPreviews();
-  generation.value = { prompt, step: 0, steps: 0, previews: new Map(), failure: null };
+  generation.value = { prompt, model, started: false, step: 0, steps: 0, previews: new Map(), failure: null };
   try {
     let parameters: ImageParameters | undefined;
     for await (const { event } of replies(ended.signal)) {
       if (event.case === "started") {
         parameters = event.value.parameters;
-        put({ steps: parameters?.steps ?? 0 });
+        put({ started: true, steps: parameters?.steps ?? 0 });
       }
       if (event.case === "progress") put({ step: event.value.step, steps: event.value.steps });
       if (event.case === "partial" && event.value.image) preview(event.value.image, event.value.number);
-      if (event.case === "image") keep(event.value, prompt, model, parameters);
+      if (event.case === "image") {
+        const { width, height, seed } = event.value;
+        add({ content: png(event.value), prompt, negative, model, width, height, seed, steps: parameters?.steps ?? 0 });
+      }
     }
     endPreviews();
     generation.value = null;
   } catch (error) {
     put({ failure: asFailure(error, ended.signal.aborted) });
   }
-}
-
-/** Explains a closed connection: the gateway closes it on a request that is too large, without an error for browsers. */
-function unread(error: unknown, bytes: number): unknown {
-  if (!(error instanceof Failure) || error.kind !== "away" || bytes < LARGE) return error;
-  const size = `${Math.round(bytes / MIB)} MiB`;
-  return new Failure("refused", `The server did not accept a request of ${size}: it is unavailable, or the request exceeds its limit (ALLM_MAX_BODY_BYTES). Try a smaller image`);
 }
 
 function config(model: string): Config {
@@ -150,16 +130,6 @@ function preview(image: Image, at: number): void {
   previews.set(image.index, { source: URL.createObjectURL(png(image)), number: at });
   put({ previews });
   if (before) URL.revokeObjectURL(before.source);
-}
-
-function keep(image: Image, prompt: string, model: string, parameters: ImageParameters | undefined): void {
-  const file = png(image);
-  last += 1;
-  const picture = {
-    id: last, source: URL.createObjectURL(file), content: file, prompt, model, width: image.width, height: image.height,
-    seed: image.seed, steps: parameters?.steps ?? 0,
-  };
-  gallery.value = [picture, ...gallery.value];
 }
 
 function png(image: Image): Blob {

@@ -4,14 +4,18 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 interface Props {
   source: string;
+  /** The mask to begin with. */
+  mask: Blob | null;
   /** Called with each changed mask; null if nothing is painted. */
   onMask: (mask: Blob | null) => void;
 }
 
+const PAINT = "#d81b60";
 const STEP = 0.04; // of the width, for each press of an arrow key
 
-export function MaskEditor({ source, onMask }: Props) {
+export function MaskEditor({ source, mask, onMask }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
+  const [broken, setBroken] = useState(false);
   const [size, setSize] = useState(15); // percent of the width
   const [cursor, setCursor] = useState({ x: 0.5, y: 0.5 });
   const painted = useRef<{ x: number; y: number } | null>(null); // the last position of the pointer while it paints
@@ -21,15 +25,17 @@ export function MaskEditor({ source, onMask }: Props) {
       if (!canvas.current) return;
       canvas.current.width = image.naturalWidth;
       canvas.current.height = image.naturalHeight;
-      onMask(null);
+      if (mask) void unmask(mask, canvas.current);
     };
+    image.onerror = () => setBroken(true);
+    setBroken(false);
     image.src = source;
   }, [source]);
   const paint = (x: number, y: number) => {
     const { width, height } = canvas.current!;
     const pen = canvas.current!.getContext("2d")!;
     const from = painted.current ?? { x, y };
-    pen.strokeStyle = "#d81b60";
+    pen.strokeStyle = PAINT;
     pen.lineWidth = (size / 100) * width;
     pen.lineCap = "round";
     pen.beginPath();
@@ -63,6 +69,7 @@ export function MaskEditor({ source, onMask }: Props) {
     } else return;
     event.preventDefault();
   };
+  if (broken) return <p class="note bad" role="alert">The browser cannot read this file as an image. Choose a PNG, JPEG or WebP file.</p>;
   return (
     <div class="masker">
       <div class="layers">
@@ -95,6 +102,17 @@ async function maskOf(painted: HTMLCanvasElement): Promise<Blob | null> {
   pen.globalCompositeOperation = "destination-out";
   pen.drawImage(painted, 0, 0);
   return new Promise((resolve) => mask.toBlob(resolve, "image/png"));
+}
+
+/** Paints what a mask leaves transparent: the inverse of `maskOf`. */
+async function unmask(mask: Blob, canvas: HTMLCanvasElement): Promise<void> {
+  const opaque = await createImageBitmap(mask);
+  const pen = canvas.getContext("2d")!;
+  pen.fillStyle = PAINT;
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.globalCompositeOperation = "destination-out";
+  pen.drawImage(opaque, 0, 0);
+  pen.globalCompositeOperation = "source-over";
 }
 
 function within(share: number): number {

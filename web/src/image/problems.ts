@@ -12,15 +12,14 @@ const NUMBERS: Partial<Record<keyof ImageForm, { label: string; low: number; hig
   strength: { label: "Strength", low: 0.01, high: 1, whole: false },
 };
 
-export function problem(name: keyof ImageForm, text: string): string | null {
+/** The error in a field, as a sentence; null if it has none. */
+export function problem(name: keyof ImageForm, form: ImageForm): string | null {
   const limits = NUMBERS[name];
+  const text = form[name];
+  const other = name === "width" ? form.height : name === "height" ? form.width : "";
+  if (!text.trim() && other.trim()) return "Enter both width and height, or neither.";
   if (!limits || !text.trim()) return null;
   const value = Number(text);
   const right = Number.isFinite(value) && value >= limits.low && value <= limits.high && (!limits.whole || Number.isInteger(value));
   return right ? null : `${limits.label} must be ${limits.whole ? "a whole number" : "a number"} from ${limits.low} to ${limits.high}.`;
-}
-
-export function isWrong(form: ImageForm): boolean {
-  if (Boolean(form.width.trim()) !== Boolean(form.height.trim())) return true;
-  return (Object.keys(form) as (keyof ImageForm)[]).some((name) => problem(name, form[name]));
 }
