@@ -5,7 +5,8 @@
         ...                                   # a process with HF_ENDPOINT=hub.endpoint finds hf://org/model
         hub.add("org/model", newer_folder)    # a new commit of the branch; the old one stays available
 
-It serves the parts of the protocol that huggingface_hub uses: a repository's listing, and its files. Large files
+It serves the parts of the protocol that huggingface_hub uses: the search of repositories, a repository's listing, and
+its files. Large files
 (`LFS`, by suffix or size) are listed with their SHA-256 and redirected to another port, as to a CDN; small ones are
 served directly. Files are copied when added. Every repository also has a `.gitattributes`, as on the real hub.
 
@@ -110,6 +111,7 @@ class LoopbackHub:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._repositories: dict[str, dict[str, str]] = {}  # name -> branch -> commit
+        self._about: dict[str, dict[str, Any]] = {}  # name -> what the search lists besides it
         self._commits: dict[tuple[str, str], dict[str, Blob]] = {}
         self._faults: dict[str, list[Fault]] = {}
         self._gates: dict[str, Gate] = {}
@@ -119,8 +121,11 @@ class LoopbackHub:
 
     # --- repositories
 
-    def add(self, repository: str, folder: Path, revision: str = "main") -> str:
-        """Adds the files of a folder as the branch's new commit, and returns the commit."""
+    def add(self, repository: str, folder: Path, revision: str = "main", **about: Any) -> str:
+        """Adds the files of a folder as the branch's new commit, and returns the commit.
+
+        `about`: what the search lists of the repository, such as `tags` and `downloads`.
+        """
         attributes = self._store / "gitattributes"
         attributes.write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
         blobs = {".gitattributes": self._stored(attributes)} | {
@@ -135,6 +140,7 @@ class LoopbackHub:
             commit = hashlib.sha1(json.dumps(story).encode(), usedforsecurity=False).hexdigest()
             branches[revision] = commit
             self._commits[repository, commit] = blobs
+            self._about.setdefault(repository, {}).update(about)
         return commit
 
     def asked(self, file: str, method: str = "GET", *, cdn: bool | None = None) -> list[Request]:
@@ -194,6 +200,16 @@ class LoopbackHub:
         self.close()
 
     # --- used by the handlers
+
+    def search(self, query: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+        """Returns the repositories that a search finds: by words in the name, tags and task; most downloads first."""
+        words, tags = query.get("search", [""])[0].lower(), set(query.get("filter", []))
+        usual: dict[str, Any] = {"tags": [], "downloads": 0, "gated": False}
+        found = [{"id": name} | usual | about for name, about in self._about.items()]
+        found = [each for each in found if words in each["id"].lower() and tags <= set(each["tags"])]
+        if task := query.get("pipeline_tag"):
+            found = [each for each in found if each.get("pipeline_tag") in task]
+        return sorted(found, key=lambda each: -each["downloads"])[: int(query["limit"][0])]
 
     def find(self, repository: str, revision: str) -> tuple[str, dict[str, Blob]] | None:
         """Returns a commit and its files, or None."""
@@ -311,20 +327,22 @@ class _Handler(BaseHTTPRequestHandler):
             return self._content(*self._cdn_file(parts.query, file))
         if fault := hub.take(path, "status"):
             return self._refuse(fault.code, ("EntryNotFound" if path else "RepoNotFound", "asked for"), fault.headers)
+        allowed = not hub.token or self.headers.get("authorization") == f"Bearer {hub.token}"
+        search = parts.path == "/api/models"
         repository, revision = (file or api or {1: "", 2: ""})[1], "main"
         if file:
             revision = unquote(file[2])
         elif api and api[3]:
             revision = unquote(api[3])
-        allowed = not hub.token or self.headers.get("authorization") == f"Bearer {hub.token}"
-        if not hub.has(repository) or not allowed:  # the real hub does not reveal which of them it is
+        if not (search or hub.has(repository)) or not allowed:  # the real hub does not reveal which of them it is
             return self._refuse(401, ("RepoNotFound", "Invalid username or password."))
+        if search:
+            return self._json(hub.search(parse_qs(parts.query)))
         found = hub.find(repository, revision)
         if not found:
             return self._refuse(404, ("RevisionNotFound", f"Invalid rev id: {revision}"))
-        if file:
-            return self._resolve(repository, path, *found)
-        return self._list(repository, api[2] if api else "", parts.query, *found)
+        kind = api[2] if api else ""
+        return self._resolve(repository, path, *found) if file else self._list(repository, kind, parts.query, *found)
 
     # --- listings
 

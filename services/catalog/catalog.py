@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from services.catalog.hub_fit import HubFit, fit_of
 from services.catalog.machine import Machine, Sample
 from services.catalog.machine_samples import MachineSamples
 from services.catalog.machine_watch import MachineWatchers
 from services.catalog.model_view import ModelView, ModelViews
 from services.catalog.registration.declarations import Declarations
 from services.catalog.registration.hub_choice import find_reference, id_of, parse_reference
+from services.catalog.registration.hub_search import HubFinding
 from services.catalog.registration.register import Change, NewModel, Registrar
 from services.catalog.registration.registrations import Registration, Registrations
 from services.catalog.registration.survey import Surveyor
@@ -28,7 +30,7 @@ from services.catalog.resolution import explain
 from services.catalog.watches import Watchers
 from services.errors import InvalidRequest, ModelExists
 from services.models.artifacts import SupportedModels
-from services.models.descriptor import Format, Modality
+from services.models.descriptor import Format, Modality, ModelFacts
 from services.models.runtime_choice import Measurement, Verdict
 from services.settings.settings import ModelSettings
 
@@ -83,6 +85,16 @@ class Catalog:
         """Returns the source that a text means, its format, and an id for it. Raises what `Surveyor.choose` raises."""
         source, format = await self._surveyor.choose(find_reference(text))
         return source, format, id_of(source)
+
+    async def search_hub(self, words: str, format: Format, limit: int) -> list[tuple[HubFinding, list[HubFit]]]:
+        """Returns repositories of the hub, each with its models' outlook. Raises what `Surveyor.search` raises."""
+
+        def fit(facts: ModelFacts) -> HubFit:
+            live = self._replica_status.live(facts.modality)
+            return fit_of(facts, [(one, self._machine.host_of(one.name)) for one in live])
+
+        found = await self._surveyor.search(words, format, limit)
+        return [(finding, [fit(choice.facts) for choice in finding.choices]) for finding in found]
 
     async def pull(self, name: str) -> ModelView:
         """Registers the model of the hub that a name of the shape `hf.co/org/name:tag` refers to, under this name.

@@ -282,6 +282,11 @@ class Machine:
         if lost:
             self._events.append(Event(at=self._now(), kind="replica_lost", replica=replica))
 
+    def host_of(self, replica: str) -> HostFigures | None:
+        """Returns the memory that a live replica sees; None if it has not reported it."""
+        report = self._reports.get(replica)
+        return report.figures.host if report else None
+
     def sample(self) -> Sample:
         """Returns a sample of the current state. Each event appears in one sample only."""
         events = tuple(sorted(self._events, key=lambda event: event.at))

@@ -125,7 +125,8 @@ class Reporter:
         if self._complete:
             request.device = self._registry.device
             request.device_forced = self._registry.forced
-            request.runtimes.extend(offer for runtime in self._registry.runtimes for offer in _offers(runtime))
+            own = (one for one in self._registry.runtimes if one.modality == self._modality)  # none for other models
+            request.runtimes.extend(offer for runtime in own for offer in _offers(runtime))
         self._add_figures(request)
         try:
             reply = await self._catalog.ReportModelStatus(request, timeout=TIMEOUT)

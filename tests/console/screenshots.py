@@ -1,13 +1,16 @@
-"""Takes the screenshots of docs/console.md: `.venv/bin/python -m tests.console.screenshots`."""
+"""Takes the screenshots of docs/console.md: `.venv/bin/python -m tests.console.screenshots [VIEW...]`."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.console.chromium import Browser, Page, running_chromium
 from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
 from tests.speech import librivox
 from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
 from tests.whisper_weights import tiny_en_ct2
@@ -55,7 +58,17 @@ def image(page: Page) -> None:
 
 
 def models(page: Page) -> None:
-    """Sends some chats to fill the plots, and opens the view of models."""
+    """Searches the hub, and adds a model."""
+    page.click("summary", "Find a model on the Hugging Face Hub")
+    page.fill("input", "Name", "smollm2")
+    page.click("button", "Search")
+    page.click(".result button", "Add")
+    page.wait("document.querySelector('.result .badge.ready + .hint')")
+    page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")
+
+
+def machine(page: Page) -> None:
+    """Sends some chats to fill the plots, and opens the view of the machine."""
     page.wait("document.querySelectorAll('.plot canvas').length > 1")
     page.evaluate("location.hash = '#/chat'")
     page.unfold("Settings")
@@ -65,7 +78,7 @@ def models(page: Page) -> None:
         page.fill("textarea", "Message", "Tell me of the sea.")
         page.press("Enter")
         page.wait(f"document.querySelectorAll('.answer .below').length === {number}")
-    page.evaluate("location.hash = '#/models'")
+    page.evaluate("location.hash = '#/machine'")
     page.wait("document.querySelector('.machine')?.innerText.includes('Text: request duration')")
     page.resize(**TALL)
     page.evaluate("document.querySelector('.machine').scrollIntoView({block: 'start', behavior: 'instant'})")
@@ -75,13 +88,30 @@ PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFra
 # The actions before a screenshot on a phone.
 PHONE_VIEWS = {
     "chat": "document.querySelector('details.panel').open = false; window.scrollTo(0, 0)",
-    "models": "document.querySelector('.plots').scrollIntoView({block: 'start', behavior: 'instant'})",
+    "models": "window.scrollTo({top: 0, behavior: 'instant'})",
+    "machine": "document.querySelector('.plots').scrollIntoView({block: 'start', behavior: 'instant'})",
 }
-VIEWS: dict[str, Callable[[Page], None]] = {"chat": chat, "audio": audio, "image": image, "models": models}
+VIEWS: dict[str, Callable[[Page], None]] = {
+    "chat": chat,
+    "audio": audio,
+    "image": image,
+    "models": models,
+    "machine": machine,
+}
 
 
-def take(browser: Browser, stack: Stack) -> None:
+def fill_hub(hub: LoopbackHub, folder: Path) -> None:
+    """Adds repositories as the real hub has them; their files are the demo model."""
+    shutil.copy(demo_model(), folder / "SmolLM2-135M-Instruct-F16.gguf")
+    about = {"tags": ["gguf", "license:apache-2.0"], "gguf": {"architecture": "llama"}}
+    hub.add("example/SmolLM2-135M-Instruct-GGUF", folder, downloads=41_200, pipeline_tag="text-generation", **about)
+    hub.add("example/SmolLM2-135M-GGUF", folder, downloads=9_800, **(about | {"gguf": {"architecture": "unknown"}}))
+
+
+def take(browser: Browser, stack: Stack, names: list[str]) -> None:
     for name, fill in VIEWS.items():
+        if names and name not in names:
+            continue
         page = browser.open(f"http://127.0.0.1:{stack.port}/#/{name}", **SIZE)
         page.wait_text("Connected")
         page.colours("light")
@@ -108,7 +138,10 @@ if __name__ == "__main__":
     replicas = {"ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
     with (
         tempfile.TemporaryDirectory() as home,
-        running_stack(Path(home), ALLM_MODELS=registered, **replicas) as stack,
+        tempfile.TemporaryDirectory() as folder,
+        LoopbackHub() as hub,
+        running_stack(Path(home), ALLM_MODELS=registered, HF_ENDPOINT=hub.endpoint, **replicas) as stack,
         running_chromium() as browser,
     ):
-        take(browser, stack)
+        fill_hub(hub, Path(folder))
+        take(browser, stack, sys.argv[1:])

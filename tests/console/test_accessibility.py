@@ -12,7 +12,7 @@ from tests.speech import librivox
 from tests.stack import MODEL, Stack
 
 PHONE = {"width": 360, "height": 740}
-VIEWS = {"chat": "Message", "audio": "Drop a recording", "image": "Prompt", "models": MODEL}
+VIEWS = {"chat": "Message", "audio": "Drop a recording", "image": "Prompt", "models": MODEL, "machine": "Memory of"}
 
 
 def chatted(page: Page) -> None:
@@ -32,10 +32,14 @@ def chatted(page: Page) -> None:
 
 def opened(page: Page) -> None:
     """Opens every panel in the view of models."""
-    page.wait("document.querySelector('.plot canvas')")
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     page.click("button", "Why")
     page.wait("document.querySelector('.why')")
+
+
+def plotted(page: Page) -> None:
+    """Waits for the plots."""
+    page.wait("document.querySelector('.plot canvas')")
 
 
 def heard(page: Page) -> None:
@@ -57,7 +61,13 @@ def drawn(page: Page) -> None:
     page.wait("document.querySelector('.problem:not(:empty)')")
 
 
-FILLED: dict[str, Callable[[Page], None]] = {"chat": chatted, "audio": heard, "image": drawn, "models": opened}
+FILLED: dict[str, Callable[[Page], None]] = {
+    "chat": chatted,
+    "audio": heard,
+    "image": drawn,
+    "models": opened,
+    "machine": plotted,
+}
 
 
 @pytest.mark.slow
@@ -78,7 +88,7 @@ def test_accessibility(tab: Opener, stack: Stack, name: str) -> None:
 @pytest.mark.parametrize("name", VIEWS)
 def test_it_fits_a_phone(tab: Opener, stack: Stack, name: str) -> None:
     page = tab(stack, name, **PHONE)
-    page.wait_text(VIEWS["models"] if name == "models" else "Model")
+    page.wait_text(VIEWS[name] if name in ("models", "machine") else "Model")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 

@@ -50,9 +50,9 @@ def page(browser: Browser, scripted: Scripted, machine: ScriptedMachine) -> Iter
     opened.close()
 
 
-def show_models(page: Page) -> None:
-    page.evaluate("location.hash = '#/models'")
-    page.wait_text("Machine")
+def show(page: Page, view: str = "machine") -> None:
+    page.evaluate(f"location.hash = '#/{view}'")
+    page.wait(f"document.querySelector('h1')?.innerText.toLowerCase() === {view!r}")
 
 
 def sample(at: float, used_gib: int = 8) -> machine_service_pb2.MachineSample:
@@ -100,7 +100,7 @@ def figures(page: Page, title: str) -> str:
 def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine) -> None:
     machine.past = past()
     machine.now = sample(0)
-    show_models(page)
+    show(page)
     page.wait_text(f"{EVICTED} was evicted on text-1: the machine was low on memory")
     page.wait("document.querySelectorAll('.plot canvas').length === 6")  # each is drawn a moment after its text
     assert figures(page, "Memory of workbench") == "Host 8.0 GiB of 16.0 GiB cuda:0 60.0 GiB of 80.0 GiB Threshold 80%"
@@ -125,7 +125,7 @@ def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine
 def test_one_goes_back_in_time_by_keys(page: Page, machine: ScriptedMachine) -> None:
     machine.past = past()
     machine.now = sample(0)
-    show_models(page)
+    show(page)
     page.wait_text("8.0 GiB of 16.0 GiB")
     page.evaluate("document.querySelector('.moment input').focus()")
     page.press("Home")
@@ -138,7 +138,7 @@ def test_one_goes_back_in_time_by_keys(page: Page, machine: ScriptedMachine) -> 
 def test_the_mouse_goes_back_in_time(page: Page, machine: ScriptedMachine) -> None:
     machine.past = past()
     machine.now = sample(0)
-    show_models(page)
+    show(page)
     page.wait("document.querySelector('.plot .u-over')")
     page.evaluate("document.querySelector('.plots').scrollIntoView({block: 'center', behavior: 'instant'})")
     left, top = page.evaluate(
@@ -157,7 +157,7 @@ def test_the_mouse_goes_back_in_time(page: Page, machine: ScriptedMachine) -> No
 
 
 def test_unmeasured_figures_are_explained(page: Page, machine: ScriptedMachine) -> None:
-    show_models(page)
+    show(page)
     page.wait_text("No service has reported data yet.")
     page.wait_text("No tokens were generated in the last 15 minutes.")
     assert page.evaluate("document.querySelectorAll('.plot canvas').length") == 0
@@ -167,7 +167,7 @@ def test_a_machine_that_is_not_shown_is_a_sentence_and_no_storm(page: Page, mach
     machine.wait_watched(1)
     machine.error = errors.Overloaded("64 others watch the machine already", retry_after=2)
     machine.hang_up()
-    show_models(page)
+    show(page)
     page.wait_text("64 others watch the machine already")
     page.wait("document.querySelector('.link .word').innerText === 'Connected'")
     assert len([url for url in page.requested() if url.endswith("/WatchMachine")]) < STORM
@@ -205,6 +205,14 @@ def test_a_connection_that_dies_silently_is_noticed(
         page.close()
 
 
+def test_without_a_hub_there_is_no_search(page: Page) -> None:
+    """The scripted catalog says in its watch that it may not ask the hub."""
+    show(page, "models")
+    page.click("summary", "Find a model on the Hugging Face Hub")
+    page.wait_text("The server is offline: HF_HUB_OFFLINE is set")
+    assert page.evaluate("document.querySelector('.hub form')") is None
+
+
 def test_a_models_own_files_are_shown_with_its_artifact(page: Page) -> None:
-    show_models(page)
+    show(page, "models")
     page.wait_text("text-0 on cuda serves openai/model-onnx@main, keeps the model's own files: downloading, 2.0 GiB of")

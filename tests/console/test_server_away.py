@@ -86,7 +86,10 @@ def test_a_key_that_may_not_manage_still_chats(tab: Opener, guarded: Stack) -> N
     page.wait(f"document.querySelector('[data-model=\"{MODEL}\"]')")
     # The page explains why the machine is not shown, and sends no forbidden request.
     page.wait_text("A key with the scope admin shows live data")
-    assert page.evaluate("document.querySelector('.machine')") is None
+    page.evaluate("location.hash = '#/machine'")
+    page.wait_text("This key cannot see the machine")
+    page.evaluate("location.hash = '#/models'")
+    page.wait("document.querySelector('.cards')")
     assert [url for url in page.requested() if url.endswith("/WatchMachine")] == []
     assert (
         page.evaluate(

@@ -23,8 +23,10 @@ from services.catalog.registration.marked_yaml import Wrong
 from services.catalog.registration.models_file import read_models
 from services.errors import AllmError
 from services.image.api import messages as image_messages
+from services.models.descriptor import FORMATS
 from services.models.hub import repository as hub
 from services.models.hub.names import known_name
+from services.models.hub.search import search_hub
 from services.models.hub.source import HubSource, parse_source
 from services.models.wire import read_manifest
 from services.text.api.chat import servicer as chat_servicer
@@ -38,6 +40,10 @@ LISTING_WORDS = tuple(
     for word in ("sha", "siblings", "rfilename", "size", "lfs", "sha256", "../x", "a/b", "C:", "a" * 64)
 )
 
+SEARCH_WORDS = tuple(
+    f'"{word}"'.encode()
+    for word in ("id", "a/b", "tags", "license:mit", "diffusers:FluxPipeline", "gguf", "config", "gated", "downloads")
+)
 NAME_WORDS = (b"hf://a/b@main#c.gguf", b"hf.co/a/b:Q8_0", b"file:///", b"%2e%2e", b"@", b"#")
 MODELS_WORDS = (
     b"models:\n  - id: ",
@@ -51,13 +57,18 @@ MODELS_WORDS = (
 )
 
 
-def _hub(case: bytes) -> None:
+def _take_answer(case: bytes) -> None:
     """Reads a status, headers and a body: the hub's answer to every request."""
     head, _, body = case.partition(b"\n\n")
     status, *lines = head.split(b"\n")
     code = int(status) if status.isdigit() and len(status) == 3 and status >= b"200" else 200
     headers = [tuple(line.split(b": ", 1)) for line in lines if b": " in line]
     _ANSWER[:] = [(code, headers, body)]
+
+
+def _hub(case: bytes) -> None:
+    """Lists and reads a repository."""
+    _take_answer(case)
     tree = hub.HubTree.open_repository(_session())
     for path, file in list(tree.files.items())[:3]:
         assert file.size >= 0
@@ -66,6 +77,17 @@ def _hub(case: bytes) -> None:
             opened.read(100)
             opened.seek(max(0, file.size - 50))
             opened.read(100)
+
+
+def _hub_search(case: bytes) -> None:
+    """Searches the hub, in each format."""
+    _take_answer(case)
+    _session()
+    for format in FORMATS:
+        for found in search_hub("m", format, 5):
+            parse_source(f"hf://{found.name}", [])
+            assert found.downloads >= 0
+            assert (found.license + found.task + found.architecture + found.quantization).isprintable()
 
 
 def _answer(request: httpx2.Request) -> httpx2.Response:
@@ -145,6 +167,7 @@ def _typed(case: bytes) -> None:
 
 NAME_TARGETS = (
     FuzzTarget("hub", _hub, words=LISTING_WORDS, cases=600),
+    FuzzTarget("hub-search", _hub_search, words=SEARCH_WORDS),
     FuzzTarget("names", _names, words=NAME_WORDS, longest=4096),
     FuzzTarget("models-file", _models_file, declared=(Wrong,), words=MODELS_WORDS),
     FuzzTarget("typed-message", _typed, cases=2000),

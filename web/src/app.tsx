@@ -9,6 +9,7 @@ import { ChatView } from "./chat/chat_view";
 import { ImageView } from "./image/image_view";
 import { key, keyWanted, useKey } from "./key";
 import { KeyDialog } from "./key_dialog";
+import { MachineView } from "./models/machine_view";
 import { ModelsView } from "./models/models_view";
 import { Empty } from "./notes";
 import { nextTheme, theme } from "./theme";
@@ -18,6 +19,7 @@ const VIEWS: Record<string, { name: string; view: () => ComponentChild }> = {
   audio: { name: "Audio", view: () => <AudioView /> },
   image: { name: "Image", view: () => <ImageView /> },
   models: { name: "Models", view: () => <ModelsView /> },
+  machine: { name: "Machine", view: () => <MachineView /> },
 };
 
 const place = signal(here());

@@ -25,6 +25,8 @@ const LISTED_EVERY = 60_000;
 export const link = signal<Link>({ state: "connecting" });
 /** True if the key may manage models; keeps its last value while the server is away. */
 export const manages = signal(false);
+/** True if the server may ask the Hugging Face Hub. */
+export const hub = signal(true);
 /** All models, by id; kept while the server is away. */
 export const desired = signal<ReadonlyMap<string, DesiredModel>>(new Map());
 export const models = computed(() => [...desired.value.values()].flatMap((each) => each.model ?? []).sort(byId));
@@ -104,6 +106,7 @@ async function watchOnce(began: () => void): Promise<Failure> {
         synced = true;
         desired.value = fresh;
         manages.value = true;
+        hub.value = event.value.hub;
         link.value = { state: "up" };
       }
     }

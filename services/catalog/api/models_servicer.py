@@ -6,7 +6,7 @@ from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from google.protobuf import duration_pb2
 
 from services.auth.identity import ADMIN, SERVICE, own_role
-from services.catalog.api import messages
+from services.catalog.api import hub_messages, messages
 from services.catalog.api.messages import all_visible, required_id, visible
 from services.catalog.catalog import Catalog
 from services.catalog.model_view import ModelView
@@ -16,6 +16,7 @@ from services.catalog.replica_status import REPORT_WITHIN
 from services.catalog.watches import Changed, Removed
 from services.errors import Forbidden
 from services.models import wire
+from services.models.hub.repository import hub_offline
 from services.rpc.call import Call, typed
 
 REGISTER_SECONDS = 120.0  # a hub may be slow
@@ -54,6 +55,17 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         """Finds what to register."""
         source, format, model_id = await self._catalog.find_source(request.source)
         return model_service_pb2.FindSourceResponse(source=source, format=format, id=model_id)
+
+    @typed(REGISTER_SECONDS, scope=ADMIN)
+    async def SearchHub(  # noqa: N802
+        self, request: model_service_pb2.SearchHubRequest, call: Call
+    ) -> model_service_pb2.SearchHubResponse:
+        """Searches the hub."""
+        words, format, limit = hub_messages.read_search(request)
+        found = await self._catalog.search_hub(words, format, limit)
+        return model_service_pb2.SearchHubResponse(
+            repositories=[hub_messages.repository_message(finding, fits) for finding, fits in found]
+        )
 
     @typed(REGISTER_SECONDS, scope=ADMIN)
     async def UpdateModel(  # noqa: N802
@@ -137,7 +149,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
                 elif isinstance(event, Removed):
                     await call.send(response(removed_id=event.model_id))
                 else:
-                    await call.send(response(synced=model_service_pb2.Synced()))
+                    await call.send(response(synced=model_service_pb2.Synced(hub=not hub_offline())))
 
     @typed(SECONDS, quiet=True, scope=SERVICE)
     async def ReportModelStatus(  # noqa: N802

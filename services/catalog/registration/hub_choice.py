@@ -93,6 +93,13 @@ def quantization_of(path: str) -> str:
     return found[-1].upper() if found else ""
 
 
+def usual_file(files: Iterable[str]) -> str:
+    """Returns the file of the usual quantization, or else the first file; empty if there is none."""
+    paths = list(files)
+    quantized = {quantization_of(path): path for path in reversed(paths)}
+    return next((quantized[one] for one in _USUAL if one in quantized), paths[0] if paths else "")
+
+
 def choose_file(tree: FileTree, reference: HubReference) -> tuple[Format, str]:
     """Returns the format of the model that is meant, and its file; empty: the whole repository.
 

@@ -127,7 +127,7 @@ class Registrar:
         """Runs all checks that need no files. Raises InvalidRequest."""
         check_id(new.id)
         check_aliases(new.aliases, new.id)
-        format = _format(new.format)
+        format = read_format(new.format)
         if new.modality and new.modality != _FOR[format]:
             raise InvalidRequest(f"{format} is for {_FOR[format]} models, not {new.modality!r}", param="modality")
         source = parse_source(new.source, self._settings.roots)
@@ -195,7 +195,8 @@ class Registrar:
         return changed
 
 
-def _format(text: str) -> Format:
+def read_format(text: str) -> Format:
+    """Reads a required format. Raises InvalidRequest; `param` is `format`."""
     for format in FORMATS:
         if format == text:
             return format

@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from services.catalog.registration.composition import Composition, compose, open_source
 from services.catalog.registration.hub_choice import HubReference, choose_file, with_file
+from services.catalog.registration.hub_search import HubFinding, look_into
 from services.errors import ModelInvalid, Overloaded
 from services.models.artifacts import KnownArtifact, SupportedModels, allowed
 from services.models.descriptor import Format, ModelFacts
 from services.models.desired import Artifact, ModelPart
 from services.models.formats.inspect import inspect
+from services.models.hub.search import search_hub
 from services.models.hub.source import HubSource, Source, parse_source
 from services.models.manifest import Manifest
 from services.settings.settings import ModelSettings
@@ -79,6 +82,16 @@ class Surveyor:
     def _choose(self, source: Source, reference: HubReference) -> tuple[Format, str]:
         tree, file = open_source(source, self._settings.roots)
         return choose_file(tree, replace(reference, tag=reference.tag or file))
+
+    async def search(self, words: str, format: Format, limit: int) -> list[HubFinding]:
+        """Returns repositories of the hub with their models.
+
+        Raises:
+            ModelInvalid, ModelNotReady, Overloaded: as `search_hub`; Overloaded also if too many surveys wait.
+        """
+        with self._place():
+            found = await self._in_thread(lambda: search_hub(words, format, limit))
+            return list(await asyncio.gather(*(self._in_thread(partial(look_into, one, format)) for one in found)))
 
     def close(self) -> None:
         """Accepts no more surveys; running ones end by their own limits."""

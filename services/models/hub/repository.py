@@ -89,7 +89,7 @@ class HubTree:
             Overloaded: the hub asks to retry later.
         """
         remote = Remote(source.repository, source.revision, "")
-        answer = _with_retry(lambda: _listing(remote))
+        answer = _listing(remote)
         revision = answer.get("sha")
         if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
             raise ModelInvalid(f"{remote}: the hub at {shown_endpoint()} returned no commit")
@@ -176,6 +176,13 @@ def shown_endpoint() -> str:
     """Returns the hub's address for messages, without user and password."""
     parts = urlsplit(endpoint())
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def hub_offline() -> bool:
+    """Returns whether the environment forbids requests to the hub (HF_HUB_OFFLINE)."""
+    from huggingface_hub import constants  # noqa: PLC0415 (the first import takes a moment, the rest of the library more)
+
+    return bool(constants.is_offline_mode())
 
 
 @contextlib.contextmanager
@@ -267,9 +274,18 @@ def _read(remote: Remote, response: httpx2.Response, limit: int) -> bytes:
     return bytes(data[:limit])
 
 
+def read_answer(remote: Remote, limit: int) -> bytes:
+    """Returns the first `limit` bytes of an answer of the hub; asks twice at most. Raises as `open_repository`."""
+
+    def ask() -> bytes:
+        with answer_of(remote) as response:
+            return _read(remote, response, limit)
+
+    return _with_retry(ask)
+
+
 def _listing(remote: Remote) -> dict[str, Any]:
-    with answer_of(remote) as response:
-        data = _read(remote, response, MAX_LISTING)
+    data = read_answer(remote, MAX_LISTING)
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

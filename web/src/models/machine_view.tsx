@@ -4,8 +4,9 @@ import { signal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
 import type { Host, ModelTraffic, Traffic } from "../../generated/allm/models/v1/machine_service_pb";
-import { link } from "../catalog";
+import { link, manages } from "../catalog";
 import { amount, bytes, seconds, timeOfDay } from "../measures";
+import { Empty } from "../notes";
 import { FigureView } from "./figure_view";
 import { sentenceOf } from "./machine_events";
 import { GENERATED_LINES, latencyLines, latencyName, memoryLines, NOTHING, percentileWords, PROMPT_LINES, rateWords, REQUEST_LINES, type Latency } from "./lines";
@@ -23,11 +24,20 @@ export function MachineView() {
   useEffect(wantPast, []);
   const failure = machineFailure.value;
   const known = samples.value.length > 0;
+  const up = link.value.state === "up";
+  if (up && !manages.value) {
+    return (
+      <div class="page">
+        <h1>Machine</h1>
+        <Empty title="This key cannot see the machine"><p>Memory and activity are visible with a key that has the scope <code>admin</code>.</p></Empty>
+      </div>
+    );
+  }
   return (
-    <section aria-labelledby="machine-title" class="machine">
-      <h2 id="machine-title">Machine</h2>
-      {failure && link.value.state === "up" && <p class="note">{known ? "This data is out of date" : "Machine data is not available"}: {failure.sentence}</p>}
-      {!known && !failure && <p class="note">Loading machine data…</p>}
+    <div class="page machine">
+      <h1>Machine</h1>
+      {failure && up && <p class="note">{known ? "This data is out of date" : "Machine data is not available"}: {failure.sentence}</p>}
+      {!known && !failure && <p class="hint" role="status">{link.value.state === "away" ? "No machine data was received yet." : "Loading machine data…"}</p>}
       {known && (
         <>
           <MomentSlider />
@@ -36,7 +46,7 @@ export function MachineView() {
           <RecentEvents />
         </>
       )}
-    </section>
+    </div>
   );
 }
 
@@ -176,7 +186,7 @@ function RecentEvents() {
   if (!all.length) return null;
   return (
     <>
-      <h3>Recent events</h3>
+      <h2>Recent events</h2>
       <ul class="events">
         {all.map(({ at, event }, place) => <li key={place}><time>{timeOfDay(at)}</time> {sentenceOf(event)}</li>)}
       </ul>

@@ -13,15 +13,16 @@ import { stateName } from "./states";
 export function ModelCard({ model, manages }: { model: Model; manages: boolean }) {
   const under = doing.value.get(model.id);
   const state = stateName(model.state);
+  const loading = model.state === ModelState.READY && model.replicas.some((each) => each.memory?.loading);
   return (
     <li class="card model" data-model={model.id} data-state={state}>
       <div class="row">
         <h2>{model.id}</h2>
-        <span class={`badge ${state}`}>{state}</span>
+        <span class={`badge ${loading ? "pending" : state}`}>{loading ? "loading" : state}</span>
       </div>
       <p class="hint">{about(model)}</p>
-      {model.reason && <p class="note">{model.reason}</p>}
-      {model.replicas.map((replica) => <Replica key={replica.replica} replica={replica} />)}
+      {model.reason && !model.replicas.some(fetching) && <p class="note">{model.reason}</p>}
+      {model.replicas.map((replica) => <Replica key={replica.replica} replica={replica} known={model.reason} />)}
       {under && !under.failure && <p class="hint" role="status">{under.what}…</p>}
       {under?.failure && <FailureNote failure={under.failure} />}
       <Actions model={model} manages={manages} busy={Boolean(under && !under.failure)} />
@@ -42,20 +43,25 @@ function about(model: Model): string {
   return parts.filter(Boolean).join(" · ");
 }
 
-function Replica({ replica }: { replica: ReplicaStatus }) {
+function fetching({ doneBytes, totalBytes }: ReplicaStatus): boolean {
+  return totalBytes > 0n && doneBytes < totalBytes;
+}
+
+/** A replica's part of the model; `known`: the reason that the card shows already. */
+function Replica({ replica, known }: { replica: ReplicaStatus; known: string }) {
   const { memory, artifact, canonical } = replica;
-  const fetching = replica.totalBytes > 0n && replica.doneBytes < replica.totalBytes;
-  if (!memory && !fetching && !replica.reason && !artifact) return null;
+  const reason = replica.reason === known ? "" : replica.reason;
+  if (!memory && !fetching(replica) && !reason && !artifact) return null;
   return (
     <div class="replica">
       <span class="who">{replica.replica}{replica.device ? ` on ${replica.device}` : ""}</span>
       {memory && <span> {memory.loading ? "loading" : "uses"} {bytes(memory.reservedBytes)}{memory.requests ? `, ${memory.requests} ${memory.requests === 1 ? "request" : "requests"}` : ""}</span>}
-      {fetching && (
+      {fetching(replica) && (
         <label class="inline">Downloaded {bytes(replica.doneBytes)} of {bytes(replica.totalBytes)}
           <progress max={1} value={Number(replica.doneBytes) / Number(replica.totalBytes)} />
         </label>
       )}
-      {replica.reason && <span class="hint"> {replica.reason}</span>}
+      {reason && <span class="hint"> {reason}</span>}
       {artifact && <span class="hint"> serves {artifact}</span>}
       {canonical && <span class="hint">, keeps the model's own files: {kept(canonical)}</span>}
     </div>
@@ -79,12 +85,14 @@ function Actions({ model, manages, busy }: { model: Model; manages: boolean; bus
     }
   };
   const name = ` ${model.id}`;
-  const loaded = model.keepLoaded || model.state === ModelState.LOADED;
+  const loaded = model.state === ModelState.LOADED;
+  // The states in which a load takes effect; a model that is kept loaded is loaded without being asked to.
+  const loadable = !model.keepLoaded && (loaded || model.state === ModelState.READY);
   return (
     <>
       <div class="row actions">
-        {manages && <button type="button" disabled={busy || model.keepLoaded} onClick={() => void load(model.id)}>Load<span class="hidden">{name}</span></button>}
-        {manages && <button type="button" disabled={busy || !loaded} onClick={() => void unload(model.id)}>Unload<span class="hidden">{name}</span></button>}
+        {manages && loadable && <button type="button" disabled={busy} onClick={() => void load(model.id)}>{loaded ? "Keep loaded" : "Load"}<span class="hidden">{name}</span></button>}
+        {manages && (loaded || model.keepLoaded) && <button type="button" disabled={busy} onClick={() => void unload(model.id)}>Unload<span class="hidden">{name}</span></button>}
         <button type="button" aria-expanded={why !== null} onClick={() => void explain()}>Why<span class="hidden">{name}</span></button>
         {manages && !sure && <button type="button" class="quiet" disabled={busy} onClick={() => setSure(true)}>Delete<span class="hidden">{name}</span></button>}
         {sure && (
@@ -106,7 +114,7 @@ function Why({ answer }: { answer: ExplainModelResponse }) {
     <ul class="why">
       {answer.resolutions.map((each) => (
         <li key={each.replica}>{each.replica} on {each.device}
-          <ul>{each.runtimes.map((verdict) => <li key={verdict.runtime}><code>{verdict.runtime}</code> {verdict.chosen ? "is selected: " : ""}{verdict.reason}</li>)}</ul>
+          <ul>{each.runtimes.map((verdict) => <li key={verdict.runtime}><code>{verdict.runtime}</code>{verdict.chosen ? " is selected: " : ": "}{verdict.reason}</li>)}</ul>
         </li>
       ))}
     </ul>

@@ -2,13 +2,12 @@
 
 import { useState } from "preact/hooks";
 import { ModelService } from "../../generated/allm/models/v1/model_service_pb";
-import { asFailure, type Failure } from "../failure";
+import type { Failure } from "../failure";
 import { ChoiceField, TextField } from "../fields";
 import { ask } from "../grpc_web";
 import { FailureNote } from "../notes";
-import { idOf, sourceOf } from "./management";
+import { FORMATS, idOf, sourceOf, withoutAdvice } from "./management";
 
-const FORMATS: [string, string][] = [["gguf", "GGUF"], ["safetensors", "safetensors"], ["whisper", "Whisper"], ["diffusers", "diffusers"]];
 const EMPTY = { source: "", id: "", format: "gguf", aliases: "" };
 
 export function RegisterForm() {
@@ -18,6 +17,7 @@ export function RegisterForm() {
   const [done, setDone] = useState("");
   const id = form.id.trim() || idOf(form.source);
   const put = (part: Partial<typeof EMPTY>) => setForm({ ...form, ...part });
+  const problem = (field: keyof typeof EMPTY) => (failure?.param === field ? failure.sentence : null);
   const register = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
@@ -29,20 +29,20 @@ export function RegisterForm() {
       setForm({ ...EMPTY, format: form.format });
       setDone(`${id} is registered.`);
     } catch (error) {
-      setFailure(asFailure(error));
+      setFailure(withoutAdvice(error));
     }
     setBusy(false);
   };
   return (
     <form onSubmit={register} class="register">
       <TextField label="Source" required value={form.source} onText={(source) => put({ source })} placeholder="org/name, org/name#file.gguf or /path"
-        hint="A repository on the Hugging Face Hub, or a path on the server below one of its ALLM_MODEL_ROOTS" />
+        hint="A repository on the Hugging Face Hub, or a path on the server below one of its ALLM_MODEL_ROOTS" problem={problem("source")} />
       <div class="grid">
-        <ChoiceField label="Format" value={form.format} choices={FORMATS} onText={(format) => put({ format })} />
-        <TextField label="Name" value={form.id} onText={(text) => put({ id: text })} placeholder={id || "model name in requests"} />
-        <TextField label="Aliases (comma-separated)" value={form.aliases} onText={(aliases) => put({ aliases })} placeholder="gpt-4o-mini, …" />
+        <ChoiceField label="Format" value={form.format} choices={FORMATS} problem={problem("format")} onText={(format) => put({ format })} />
+        <TextField label="Name" value={form.id} onText={(text) => put({ id: text })} placeholder={id || "model name in requests"} problem={problem("id")} />
+        <TextField label="Aliases (comma-separated)" value={form.aliases} onText={(aliases) => put({ aliases })} placeholder="gpt-4o-mini, …" problem={problem("aliases")} />
       </div>
-      {failure && <FailureNote failure={failure} />}
+      {failure && !(failure.param in EMPTY) && <FailureNote failure={failure} />}
       <div class="row end">
         <span role="status" class="hint">{busy ? "Checking the source…" : done}</span>
         <button type="submit" class="primary" disabled={busy || !form.source.trim() || !id}>Register</button>

@@ -1,6 +1,6 @@
 // The states of models in words.
 
-import { ModelState } from "../../generated/allm/models/v1/model_pb";
+import { ModelState, type Model } from "../../generated/allm/models/v1/model_pb";
 
 const NAMES: Record<ModelState, string> = {
   [ModelState.UNSPECIFIED]: "unknown",
@@ -15,4 +15,10 @@ const NAMES: Record<ModelState, string> = {
 
 export function stateName(state: ModelState): string {
   return NAMES[state];
+}
+
+/** The fetched share of a model's files, 0 to 1, on the replica that has most; null if none fetches. */
+export function downloaded({ replicas }: Model): number | null {
+  const shares = replicas.filter((each) => each.totalBytes > 0n).map((each) => Number(each.doneBytes) / Number(each.totalBytes));
+  return shares.length ? Math.max(...shares) : null;
 }

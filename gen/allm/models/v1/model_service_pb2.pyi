@@ -11,6 +11,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _HubFit:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HubFitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HubFit.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HUB_FIT_UNSPECIFIED: _HubFit.ValueType  # 0
+    """Unknown: no replica has reported its memory, or the hub does not name the architecture."""
+    HUB_FIT_FITS: _HubFit.ValueType  # 1
+    """The memory is free."""
+    HUB_FIT_NEEDS_ROOM: _HubFit.ValueType  # 2
+    """It fits once other models or programs have freed memory."""
+    HUB_FIT_TOO_LARGE: _HubFit.ValueType  # 3
+    """The memory is too small."""
+    HUB_FIT_UNSUPPORTED: _HubFit.ValueType  # 4
+    """No runtime or device can run it."""
+
+class HubFit(_HubFit, metaclass=_HubFitEnumTypeWrapper):
+    """Whether a model fits the replica that suits it best, by its size and the memory that the replica reports."""
+
+HUB_FIT_UNSPECIFIED: HubFit.ValueType  # 0
+"""Unknown: no replica has reported its memory, or the hub does not name the architecture."""
+HUB_FIT_FITS: HubFit.ValueType  # 1
+"""The memory is free."""
+HUB_FIT_NEEDS_ROOM: HubFit.ValueType  # 2
+"""It fits once other models or programs have freed memory."""
+HUB_FIT_TOO_LARGE: HubFit.ValueType  # 3
+"""The memory is too small."""
+HUB_FIT_UNSUPPORTED: HubFit.ValueType  # 4
+"""No runtime or device can run it."""
+Global___HubFit: _TypeAlias = HubFit  # noqa: Y015
 
 @_typing.final
 class RegisterModelRequest(_message.Message):
@@ -620,16 +653,21 @@ Global___WatchModelsResponse: _TypeAlias = WatchModelsResponse  # noqa: Y015
 
 @_typing.final
 class Synced(_message.Message):
-    """A marker in a watch, without fields."""
+    """A marker in a watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    HUB_FIELD_NUMBER: _builtins.int
+    hub: _builtins.bool
+    """Whether SearchHub may ask the hub: HF_HUB_OFFLINE is not set."""
     def __init__(
         self,
+        *,
+        hub: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hub", b"hub"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,7 +774,7 @@ class ReportModelStatusRequest(_message.Message):
     """Whether it is shutting down; it no longer counts as live from then on."""
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeOffer]:
-        """Its runtimes, in the order of its registry. In complete reports."""
+        """Its runtimes for its modality, in the order of its registry. In complete reports."""
 
     @_builtins.property
     def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
@@ -876,6 +914,162 @@ class FindSourceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindSourceResponse: _TypeAlias = FindSourceResponse  # noqa: Y015
+
+@_typing.final
+class SearchHubRequest(_message.Message):
+    """The models to search for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    """Parts of the repository's name, at most 200 characters. Empty: any."""
+    format: _builtins.str
+    """`gguf`, `safetensors`, `whisper` or `diffusers`. Required."""
+    limit: _builtins.int
+    """Most repositories to return, from 1 to 30. 0: 10."""
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        format: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "limit", b"limit", "query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchHubRequest: _TypeAlias = SearchHubRequest  # noqa: Y015
+
+@_typing.final
+class SearchHubResponse(_message.Message):
+    """The models that the hub has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPOSITORIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def repositories(self) -> _containers.RepeatedCompositeFieldContainer[Global___HubRepository]:
+        """The repositories, most downloads first."""
+
+    def __init__(
+        self,
+        *,
+        repositories: _abc.Iterable[Global___HubRepository] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["repositories", b"repositories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchHubResponse: _TypeAlias = SearchHubResponse  # noqa: Y015
+
+@_typing.final
+class HubRepository(_message.Message):
+    """A repository on the hub."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LICENSE_FIELD_NUMBER: _builtins.int
+    GATED_FIELD_NUMBER: _builtins.int
+    DOWNLOADS_FIELD_NUMBER: _builtins.int
+    LIKES_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """`org/name`."""
+    license: _builtins.str
+    """Its licence, as its publisher names it, such as `apache-2.0`. Empty: not named."""
+    gated: _builtins.bool
+    """Whether its files need a token (HF_TOKEN) whose owner has accepted the publisher's terms."""
+    downloads: _builtins.int
+    """Downloads of the last month."""
+    likes: _builtins.int
+    """Users who like it."""
+    task: _builtins.str
+    """Its task, as its publisher names it, such as `text-generation`. Empty: not named."""
+    reason: _builtins.str
+    """Why `choices` is empty; empty otherwise."""
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___HubChoice]:
+        """Its models in the requested format, smallest first, at most 40."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        license: _builtins.str = ...,
+        gated: _builtins.bool = ...,
+        downloads: _builtins.int = ...,
+        likes: _builtins.int = ...,
+        task: _builtins.str = ...,
+        choices: _abc.Iterable[Global___HubChoice] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "downloads", b"downloads", "gated", b"gated", "license", b"license", "likes", b"likes", "name", b"name", "reason", b"reason", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HubRepository: _TypeAlias = HubRepository  # noqa: Y015
+
+@_typing.final
+class HubChoice(_message.Message):
+    """A model on the hub."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    FIT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RECOMMENDED_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Its source for RegisterModel."""
+    id: _builtins.str
+    """A proposal for its id. It may be taken."""
+    label: _builtins.str
+    """Its quantization, such as `Q4_K_M`, or its file. Empty: the repository is one model."""
+    size_bytes: _builtins.int
+    """Bytes of its weights."""
+    memory_bytes: _builtins.int
+    """Estimated memory while it is loaded, in bytes. 0: unknown."""
+    fit: Global___HubFit.ValueType
+    """Whether it fits."""
+    reason: _builtins.str
+    """Reason for `HUB_FIT_TOO_LARGE` and `HUB_FIT_UNSUPPORTED`; empty otherwise."""
+    recommended: _builtins.bool
+    """Whether it is the proposed one of its repository: a usual quantization that fits. At most one is."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        id: _builtins.str = ...,
+        label: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        fit: Global___HubFit.ValueType = ...,
+        reason: _builtins.str = ...,
+        recommended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fit", b"fit", "id", b"id", "label", b"label", "memory_bytes", b"memory_bytes", "reason", b"reason", "recommended", b"recommended", "size_bytes", b"size_bytes", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HubChoice: _TypeAlias = HubChoice  # noqa: Y015
 
 @_typing.final
 class ExplainModelRequest(_message.Message):

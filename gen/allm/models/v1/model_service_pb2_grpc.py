@@ -45,6 +45,11 @@ class ModelServiceStub:
                 request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceRequest.SerializeToString,
                 response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceResponse.FromString,
                 _registered_method=True)
+        self.SearchHub = channel.unary_unary(
+                '/allm.models.v1.ModelService/SearchHub',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.SearchHubRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.SearchHubResponse.FromString,
+                _registered_method=True)
         self.UpdateModel = channel.unary_unary(
                 '/allm.models.v1.ModelService/UpdateModel',
                 request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelRequest.SerializeToString,
@@ -113,6 +118,14 @@ class ModelServiceServicer:
     def FindSource(self, request, context):
         """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
         nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SearchHub(self, request, context):
+        """Searches the hub for models of a format, and estimates whether they fit this installation. Registers and downloads
+        nothing. UNAVAILABLE if the hub cannot be reached, or HF_HUB_OFFLINE is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,6 +217,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.FindSource,
                     request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceRequest.FromString,
                     response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceResponse.SerializeToString,
+            ),
+            'SearchHub': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchHub,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.SearchHubRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.SearchHubResponse.SerializeToString,
             ),
             'UpdateModel': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateModel,
@@ -311,6 +329,33 @@ class ModelService:
             '/allm.models.v1.ModelService/FindSource',
             allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceRequest.SerializeToString,
             allm_dot_models_dot_v1_dot_model__service__pb2.FindSourceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SearchHub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/SearchHub',
+            allm_dot_models_dot_v1_dot_model__service__pb2.SearchHubRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.SearchHubResponse.FromString,
             options,
             channel_credentials,
             insecure,

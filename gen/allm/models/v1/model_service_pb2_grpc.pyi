@@ -42,6 +42,10 @@ class ModelServiceStub:
     """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
     nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
     """
+    SearchHub: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.SearchHubRequest, _model_service_pb2.SearchHubResponse]
+    """Searches the hub for models of a format, and estimates whether they fit this installation. Registers and downloads
+    nothing. UNAVAILABLE if the hub cannot be reached, or HF_HUB_OFFLINE is set.
+    """
     UpdateModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]
     """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
     old generation serves until the new one is fetched, verified and, if the old one was loaded, loaded. NOT_FOUND, and
@@ -83,6 +87,10 @@ class ModelServiceAsyncStub(ModelServiceStub):
     FindSource: _aio.UnaryUnaryMultiCallable[_model_service_pb2.FindSourceRequest, _model_service_pb2.FindSourceResponse]  # type: ignore[assignment]
     """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
     nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
+    """
+    SearchHub: _aio.UnaryUnaryMultiCallable[_model_service_pb2.SearchHubRequest, _model_service_pb2.SearchHubResponse]  # type: ignore[assignment]
+    """Searches the hub for models of a format, and estimates whether they fit this installation. Registers and downloads
+    nothing. UNAVAILABLE if the hub cannot be reached, or HF_HUB_OFFLINE is set.
     """
     UpdateModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]  # type: ignore[assignment]
     """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
@@ -134,6 +142,16 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_model_service_pb2.FindSourceResponse, _abc.Awaitable[_model_service_pb2.FindSourceResponse]]:
         """Finds the model that a short source means, and the id and format to register it with. Registers and downloads
         nothing. INVALID_ARGUMENT or FAILED_PRECONDITION if none is found, or several: the message names them.
+        """
+
+    @_abc_1.abstractmethod
+    def SearchHub(
+        self,
+        request: _model_service_pb2.SearchHubRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.SearchHubResponse, _abc.Awaitable[_model_service_pb2.SearchHubResponse]]:
+        """Searches the hub for models of a format, and estimates whether they fit this installation. Registers and downloads
+        nothing. UNAVAILABLE if the hub cannot be reached, or HF_HUB_OFFLINE is set.
         """
 
     @_abc_1.abstractmethod
