@@ -1,4 +1,4 @@
-// Builds the console: messages from the protos, then one script, one style sheet and the page, into dist/ (or the folder
+// Builds the console: messages from the protos, then scripts, one style sheet and the page, into dist/ (or the folder
 // given as the argument). The same sources give the same bytes. Run it as `make console`.
 
 import { execFileSync } from "node:child_process";
@@ -65,31 +65,62 @@ function generate() {
   );
 }
 
-function bundle() {
+const OPTIONS = {
+  absWorkingDir: HERE,
+  outdir: OUTPUT,
+  entryNames: "[name]-[hash]",
+  chunkNames: "[name]-[hash]",
+  bundle: true,
+  splitting: true, // import() makes a file that loads on demand
+  minify: true,
+  write: false,
+  format: "esm",
+  target: ["es2022", "chrome123", "firefox120", "safari17.5"],
+  loader: { ".svg": "copy" },
+  legalComments: "none",
+  charset: "utf8",
+  logLevel: "warning",
+  metafile: true,
+};
+// Mermaid's kinds of diagrams that are left out, because they are rare or, as mind maps, large; and their layouts.
+const NOT_DRAWN = /\/(?:abnf|architecture|block|c4|cose|cynefin|diagram-|ebnf|info|ishikawa|kanban|mindmap|peg|railroad|requirement|sankey|swimlanes|venn|wardley)[^/]*$/;
+const UNUSED = ["canvas", "cssomnom/parse", "dompurify", "katex", "perf_hooks"];
+
+/** What draws diagrams: with a document outside of the page in place of `document` and `window`. */
+function bundleDiagrams() {
   return build({
-    absWorkingDir: HERE,
+    ...OPTIONS,
+    entryPoints: { diagrams: "src/diagrams/drawing.ts" },
+    inject: ["src/diagrams/document.ts"],
+    alias: Object.fromEntries(UNUSED.map((name) => [name, "./src/diagrams/unused.ts"])),
+    plugins: [{
+      name: "rare kinds",
+      setup({ onResolve, onLoad }) {
+        onResolve({ filter: NOT_DRAWN }, ({ path, kind }) => (kind === "dynamic-import" ? { path, namespace: "not-drawn" } : undefined));
+        onLoad({ filter: /./, namespace: "not-drawn" }, () => ({ contents: 'throw new Error("Diagrams of this kind are not supported");' }));
+      },
+    }],
+  });
+}
+
+/** The console itself, which loads `diagrams` on demand. */
+function bundle(diagrams) {
+  return build({
+    ...OPTIONS,
     entryPoints: { console: "src/main.tsx", style: "src/style.css", recorder: "src/audio/recorder.ts", icon: "src/icon.svg" },
-    outdir: OUTPUT,
-    entryNames: "[name]-[hash]",
-    bundle: true,
-    minify: true,
-    write: false,
-    format: "esm",
-    target: ["es2022", "chrome123", "firefox120", "safari17.5"],
     jsx: "automatic",
     jsxImportSource: "preact",
-    loader: { ".svg": "copy" },
-    legalComments: "none",
-    charset: "utf8",
-    logLevel: "warning",
-    metafile: true,
+    plugins: [{
+      name: "diagrams",
+      setup: ({ onResolve }) => onResolve({ filter: /^\.\/drawing$/ }, () => ({ path: `./${diagrams}`, external: true })),
+    }],
   });
 }
 
 /** The licences of everything that is in the bundle. */
-function licences(metafile) {
+function licences(...metafiles) {
   const packages = new Set();
-  for (const input of Object.keys(metafile.inputs)) {
+  for (const input of metafiles.flatMap((each) => Object.keys(each.inputs))) {
     const match = input.match(/node_modules\/((?:@[^/]+\/)?[^/]+)\//);
     if (match) packages.add(match[1]);
   }
@@ -103,7 +134,9 @@ function licences(metafile) {
 }
 
 generate();
-const { outputFiles, metafile } = await bundle();
+const drawing = await bundleDiagrams();
+const shown = await bundle(basename(drawing.outputFiles.find((file) => /^diagrams-/.test(basename(file.path))).path));
+const outputFiles = [...drawing.outputFiles, ...shown.outputFiles];
 rmSync(OUTPUT, { recursive: true, force: true });
 mkdirSync(OUTPUT, { recursive: true });
 const names = {};
@@ -123,4 +156,4 @@ writeFileSync(join(OUTPUT, "index.html"), page);
 files.sort((a, b) => (a.path < b.path ? -1 : 1));
 const listed = files.map((file) => ({ ...file, type: TYPES[file.file.slice(file.file.lastIndexOf("."))] }));
 writeFileSync(join(OUTPUT, "files.json"), JSON.stringify(listed, null, 2) + "\n");
-writeFileSync(join(OUTPUT, "licences.txt"), licences(metafile));
+writeFileSync(join(OUTPUT, "licences.txt"), licences(drawing.metafile, shown.metafile));

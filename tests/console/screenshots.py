@@ -8,7 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from allm.text.v1 import chat_service_pb2
+
 from tests.console.chromium import Browser, Page, running_chromium
+from tests.console.scripted_services import scripted_gateway
 from tests.demo_model import demo_model
 from tests.loopback_hub import LoopbackHub
 from tests.speech import librivox
@@ -21,6 +24,23 @@ SIZE = {"width": 1280, "height": 800}
 TALL = {"width": 1280, "height": 1000}
 PHONE = {"width": 360, "height": 740}
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
+# What the demo model cannot write.
+RENDERED = r"""The sum of the first numbers is $1 + 2 + \dots + n = \frac{n(n+1)}{2}$. By induction:
+
+\[
+\begin{aligned}
+\sum_{k=1}^{n+1} k &= \frac{n(n+1)}{2} + (n+1) \\
+&= \frac{(n+1)(n+2)}{2}
+\end{aligned}
+\]
+
+```mermaid
+flowchart LR
+  A[True for 1] --> C{True for all n?}
+  B[From n follows n + 1] --> C
+  C -->|yes| D(Proved)
+```
+"""
 PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green background")
 
 
@@ -84,6 +104,25 @@ def machine(page: Page) -> None:
     page.evaluate("document.querySelector('.machine').scrollIntoView({block: 'start', behavior: 'instant'})")
 
 
+def rendering(browser: Browser) -> None:
+    """Takes the screenshots of an answer with formulas and a diagram, which is scripted."""
+    with scripted_gateway() as scripted:
+        scripted.chat.deltas = [chat_service_pb2.ChatDelta(text=RENDERED)]
+        page = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat", **SIZE)
+        page.wait_text("Connected")
+        page.fill("textarea", "Message", "How do I prove the formula for the sum of the first numbers?")
+        page.press("Enter")
+        drawn = ""
+        for scheme in ("light", "dark"):
+            page.colours(scheme)
+            page.wait("document.querySelector('.answer math') && document.querySelector('.answer img')?.naturalWidth")
+            page.wait(f"document.querySelector('.answer img').src !== {drawn!r}")  # drawn anew in other colours
+            drawn = page.evaluate("document.querySelector('.answer img').src")
+            page.evaluate(f"document.activeElement.blur(), {PAINTED}")
+            (PICTURES / f"rendering-{scheme}.png").write_bytes(page.screenshot())
+        page.close()
+
+
 PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 # The actions before a screenshot on a phone.
 PHONE_VIEWS = {
@@ -145,3 +184,4 @@ if __name__ == "__main__":
     ):
         fill_hub(hub, Path(folder))
         take(browser, stack, sys.argv[1:])
+        rendering(browser)

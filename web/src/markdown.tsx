@@ -1,17 +1,30 @@
 // Markdown as elements. marked's lexer parses a model's output, which never becomes markup of this page: HTML is shown
 // as text, images become links, and links lead only to the web.
 
-import { Lexer, type Token, type Tokens } from "marked";
+import { Marked, type Token, type Tokens } from "marked";
 import type { ComponentChild } from "preact";
 import { useMemo } from "preact/hooks";
 import { CopyButton } from "./copy_button";
+import { Diagram } from "./diagrams/diagram";
 import { highlighted } from "./highlighting";
+import { formulas, hasFormulas, type FormulaToken } from "./math/delimiters";
+import { Formula } from "./math/formula";
 
 const SAFE_LINK = /^(https?:|mailto:)/i;
+const ENDED = /\n *(?:`{3,}|~{3,})\s*$/; // a block of code with the fence at its end
 const ENTITIES: Record<string, string> = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'" };
 
-export function Markdown({ text }: { text: string }) {
-  const tokens = useMemo(() => new Lexer({ gfm: true }).lex(text), [text]);
+const LONGEST = 50_000; // characters: formulas of a longer text are shown as their source
+const PLAIN = new Marked({ gfm: true });
+const COMPLETE = new Marked({ gfm: true, extensions: formulas(false) });
+const OPEN = new Marked({ gfm: true, extensions: formulas(true) });
+
+/** A text with formulas. `open`: it is still being written, and what its end may belong to waits for its own end. */
+export function Markdown({ text, open = false }: { text: string; open?: boolean }) {
+  const tokens = useMemo(() => {
+    const reader = text.length > LONGEST || !hasFormulas(text) ? PLAIN : open ? OPEN : COMPLETE;
+    return reader.lexer(text);
+  }, [text, open]);
   return <div class="markdown">{tokens.map(block)}</div>;
 }
 
@@ -24,7 +37,8 @@ function block(token: Token, index: number): ComponentChild {
     }
     case "paragraph": return <p key={index}>{inlines(token.tokens)}</p>;
     case "text": return <p key={index}>{inline(token, 0)}</p>;
-    case "code": return <CodeBlock key={index} text={(token as Tokens.Code).text} language={(token as Tokens.Code).lang ?? ""} />;
+    case "code": return code(token as Tokens.Code, index);
+    case "formula": return formula(token as FormulaToken, index);
     case "blockquote": return <blockquote key={index}>{token.tokens?.map(block)}</blockquote>;
     case "list": return list(token as Tokens.List, index);
     case "table": return table(token as Tokens.Table, index);
@@ -32,6 +46,14 @@ function block(token: Token, index: number): ComponentChild {
     case "space": case "def": return null;
     default: return <p key={index}>{token.raw}</p>;
   }
+}
+
+function code({ text, raw, lang = "" }: Tokens.Code, index: number) {
+  const language = lang.split(/\s/)[0];
+  const ended = ENDED.test(raw);
+  if (language === "math") return <Formula key={index} source={text} display pending={!ended} />;
+  if (language === "mermaid" && ended) return <Diagram key={index} source={text} />;
+  return <CodeBlock key={index} text={text} language={lang} />;
 }
 
 function list(token: Tokens.List, index: number) {
@@ -65,6 +87,7 @@ function inline(token: Token, index: number): ComponentChild {
     case "em": return <em key={index}>{inlines(token.tokens)}</em>;
     case "del": return <del key={index}>{inlines(token.tokens)}</del>;
     case "codespan": return <code key={index}>{(token as Tokens.Codespan).text}</code>;
+    case "formula": return formula(token as FormulaToken, index);
     case "br": return <br key={index} />;
     case "link": case "image": return link(token as Tokens.Link, index);
     case "escape": return (token as Tokens.Escape).text;
@@ -77,6 +100,10 @@ function link(token: Tokens.Link, index: number): ComponentChild {
   const name = token.type === "link" ? inlines(token.tokens) : token.text || token.href;
   if (!SAFE_LINK.test(token.href)) return <span key={index}>{name}</span>;
   return <a key={index} href={token.href} target="_blank" rel="noopener noreferrer">{name}</a>;
+}
+
+function formula({ text, display, pending }: FormulaToken, index: number) {
+  return <Formula key={index} source={text} display={display} pending={pending} />;
 }
 
 function plain(text: string): string {

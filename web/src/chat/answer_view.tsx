@@ -39,12 +39,12 @@ export function AnswerView({ stored, conversation, model, last, running, edit, o
       {answer.reasoning && (
         <details class="thoughts" open={!answer.text && answer.state === "running"}>
           <summary>Reasoning</summary>
-          <Markdown text={answer.reasoning} />
+          <Markdown text={answer.reasoning} open={answer.state === "running"} />
         </details>
       )}
       {answer.text && (answer.settings.schema.trim() && isJson(answer.text)
         ? <CodeBlock text={JSON.stringify(JSON.parse(answer.text), null, 2)} language="json" />
-        : <Markdown text={answer.text} />)}
+        : <Markdown text={answer.text} open={answer.state === "running"} />)}
       {answer.state === "running" && answer.firstAt === null && <Waiting answer={answer} />}
       {answer.calls.length > 0 && <Calls key={answer.id} {...{ answer, conversation, model }} open={last} />}
       {answer.failure && <FailureNote failure={answer.failure} />}

@@ -1,0 +1,1 @@
+import{a as i}from"./chunk-LTI73TOH.js";import{k as t}from"./chunk-TKFBLT7Z.js";t();var o=class{constructor(r){this.init=r,this.records=this.init()}static{i(this,"ImperativeState")}reset(){this.records=this.init()}};export{o as a};

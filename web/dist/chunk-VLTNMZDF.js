@@ -1,0 +1,1 @@
+import{$ as m,ga as e}from"./chunk-6QX63V3V.js";import{a as c}from"./chunk-LTI73TOH.js";import{i as n,k as s}from"./chunk-TKFBLT7Z.js";s();var b=c(t=>{let{securityLevel:r}=m(),o=e("body");if(r==="sandbox"){let l=e(`#i${t}`).node()?.contentDocument??n;o=e(l.body)}return o.select(`#${t}`)},"selectSvgElement");export{b as a};
