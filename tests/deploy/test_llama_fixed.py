@@ -1,4 +1,4 @@
-"""Tests the check that the installed llama.cpp was compiled with llama_fixes.h, and that the header has an effect."""
+"""Tests the check that the installed llama.cpp was compiled with our files, and that llama_fixes.h has an effect."""
 
 from __future__ import annotations
 
@@ -30,22 +30,26 @@ def test_vectors_of_16_bits_are_added_in_steps_of_a_register(tmp_path: Path) -> 
         assert made.splitlines()[-1] == step
 
 
-def test_a_cached_library_without_the_faster_steps_is_found(
+def test_a_cached_library_that_was_compiled_without_the_files_is_found(
     llama_fixed: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     library, processor = tmp_path / "libggml-cpu.so", tmp_path / "cpuinfo"
     monkeypatch.setattr(llama_fixed, "CPU_INFO", processor)
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
-    made = f'__asm__(".ident \\"{llama_fixed.MARK.decode()}\\"");'
-    assert made in HEADER.read_text()
-    for flag, content, slow in (
-        (" avx512_fp16 ", b"GCC: (Debian 12.2.0-14) 12.2.0\0", True),
-        (" avx512_fp16 ", b"GCC: (Debian 12.2.0-14) 12.2.0\0" + llama_fixed.MARK, False),
+    steps, tiles = llama_fixed.MARKS.values()
+    for mark, file in (steps, "llama_fixes.h"), (tiles, "llama_bf16.c"):
+        assert f'__asm__(".ident \\"{mark.decode()}\\"");' in HEADER.with_name(file).read_text()
+    gcc = b"GCC: (Debian 12.2.0-14) 12.2.0\0"
+    for flags, content, slow in (
+        (" avx512_fp16 ", gcc, True),
+        (" avx512_fp16 ", gcc + steps, False),
+        (" avx512_fp16 amx_bf16 ", gcc + steps, True),
+        (" avx512_fp16 amx_bf16 ", gcc + steps + tiles, False),
         (" avx512_fp16 ", b"GCC: (Ubuntu 11.4.0) 11.4.0\0", False),
         (" avx512_fp16 ", b"clang version 19.1\0", False),
-        (" avx512f ", b"GCC: (Debian 12.2.0-14) 12.2.0\0", False),
+        (" avx512f ", gcc, False),
     ):
         library.write_bytes(content)
-        processor.write_text(f"flags : fpu{flag}amx_tile\n")
+        processor.write_text(f"flags : fpu{flags}amx_tile\n")
         assert llama_fixed.is_slow(library) is slow
     assert not llama_fixed.is_slow(tmp_path / "missing.so")
