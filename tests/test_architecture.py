@@ -124,6 +124,7 @@ DISCOVERY = {
         "services/cli/serve/child.py",  # None: the C library of the process itself, for prctl
         "services/rpc/server.py",  # likewise, for malloc_trim
         "services/text/engine/runtimes/llama_cpp_streams.py",  # likewise, for madvise
+        "services/worker/spinning.py",  # likewise, for semaphores; and the copies of libgomp that are loaded already
         "services/worker/devices.py",  # cuBLAS, to see whether CTranslate2 can open it
     },
     "importlib.reload": set(),

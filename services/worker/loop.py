@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from services.worker.messages import EngineError, Phase, Stop
+from services.worker.spinning import Spinning
 
 M = TypeVar("M")
 
@@ -38,6 +39,7 @@ class WorkerLoop(ABC, Generic[M]):
         self._inbox = inbox
         self._send = send
         self._stopped = False
+        self._spinning = Spinning()
         self._phases: list[Phase] = []  # that requests have entered since the last report
 
     def run(self) -> None:
@@ -50,6 +52,7 @@ class WorkerLoop(ABC, Generic[M]):
         self._take_messages(None if self._is_idle() else 0.0)
         if not self._stopped:
             self._advance()
+            self._spinning.look()
         return not self._stopped
 
     @abstractmethod
