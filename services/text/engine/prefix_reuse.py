@@ -20,13 +20,12 @@ from __future__ import annotations
 import heapq
 
 from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
-from services.text.engine.prefix import KeptPrefix, PrefixCache, StateCache, common_blocks
+from services.text.engine.prefix import KeptPrefix, PrefixCache, StateCache, common_blocks, common_tokens
 from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence
 
 # A prompt waits for another prompt only if that saves at least this many tokens: fewer are not worth a step.
 WORTH_WAITING = 8 * BLOCK
-WORTH_COPYING = 4 * BLOCK  # without shared cells, shorter prefixes are computed again
 OPENING = BLOCK  # tokens at the end of a prompt that a template may spell differently once an answer follows
 WORTH_KEEPING = 8 * BLOCK  # tokens
 
@@ -68,13 +67,13 @@ class PrefixReuse:
         if sequence.begun or not self._may_reuse(sequence):
             return False
         found = self._entries.find(sequence.client, sequence.tokens[:-1])
-        best = (found[1], found[0].id, found[0].holding) if found else (0, -1, Holding())
+        best = (found[1], found[0].id, found[0].holding, found[0].tokens) if found else (0, -1, Holding(), [])
         promised = 0
         for other in running:
             common = self._common(sequence, other)
             usable = min(common, other.computed) // BLOCK * BLOCK
             if usable > best[0]:
-                best = (usable, other.id, other.holding)
+                best = (usable, other.id, other.holding, other.tokens[: other.computed])
             if other.arrival < sequence.arrival:
                 promised = max(promised, common)
         if promised >= max(best[0], sequence.computed) + WORTH_WAITING:
@@ -109,10 +108,13 @@ class PrefixReuse:
             return 0
         return min(common_blocks(sequence.tokens, other.tokens), (len(sequence.tokens) - 1) // BLOCK * BLOCK)
 
-    def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding) -> None:
-        """Copies another sequence's first tokens to the start of a prompt, if that saves enough."""
+    def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding, computed: list[int]) -> None:
+        """Copies another sequence's first tokens to the start of a prompt, if that saves a block.
+
+        `computed`: all tokens of that sequence.
+        """
         sequence.begun = True
-        if tokens < sequence.computed + (BLOCK if self._runtime.shares_cells else WORTH_COPYING):
+        if tokens < sequence.computed + BLOCK:
             return
         if sequence.computed:
             self._ledger.release(sequence.holding)
@@ -183,10 +185,11 @@ class StreamReuse(PrefixReuse):
         self._entries.move(entry, target)
         self._free_id(place)
 
-    def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding) -> None:
+    def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding, computed: list[int]) -> None:
+        tokens = common_tokens(computed, sequence.tokens[:-1])  # a copy need not be whole blocks
         while self._ledger.free < tokens and self._entries.evict(spared=source):
             pass
-        super()._copy(sequence, tokens if tokens <= self._ledger.free else 0, source, holding)
+        super()._copy(sequence, tokens if tokens <= self._ledger.free else 0, source, holding, computed)
 
 
 class StateReuse(PrefixReuse):
@@ -219,7 +222,7 @@ class StateReuse(PrefixReuse):
             return True
         sequence.begun = True
         if found:
-            self._copy(sequence, usable, found[0].id, found[0].holding)
+            self._copy(sequence, usable, found[0].id, found[0].holding, found[0].tokens)
             found[0].maker = sequence.arrival  # its user needs it as long as its own states
             if found[0].keys:
                 found[0].keys |= sequence.keys

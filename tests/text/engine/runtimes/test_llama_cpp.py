@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import TokenSpan
 from services.text.engine.runtimes import llama_cpp_streams
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
@@ -277,3 +278,17 @@ def test_streams_reuse_prefixes_by_going_on_and_by_copying(streams: LlamaEngine)
     session.finish(4)
     assert session.ended[9].cached_tokens > 128
     assert session.text[9].split()[:3] == alone.split()[:3]
+
+
+def test_a_short_common_beginning_is_copied_to_the_token(streams: LlamaEngine) -> None:
+    session = Session(streams, cached=4096)
+    beginning = "You are an assistant who knows all about the countries of the world. "
+    session.ask(0, beginning + "Here is a long text that no other request contains. " * 6, max_tokens=8)
+    session.finish(1)
+    for request, client in (1, "a"), (2, "another"):
+        session.ask(request, beginning + "What is the capital of France?", max_tokens=8, client=client)
+        session.finish(request + 1)
+    cached = session.ended[1].cached_tokens
+    assert BLOCK < cached < 2 * BLOCK, "not only whole blocks"
+    assert session.ended[2].cached_tokens == 0
+    assert session.text[1] == session.text[2]
