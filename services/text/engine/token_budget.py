@@ -19,10 +19,11 @@ LEAST_TOKENS = 16  # of a step
 TRIED_TOKENS = 64  # of the step that measures the model's speed
 # Of a step without a GPU. More tokens are no faster, and every request in a step waits for all of it.
 CPU_TOKENS = 512
-EVEN = 2.6  # most that a step with prompt tokens should take of the median of recent steps
-# Prompt tokens. On the processor llama.cpp takes half as long again for parts under 64 tokens, and computes the first
-# token of a part with the answers.
-LEAST_CHUNK = 72
+EVEN = 2.9  # most that a step with prompt tokens should take of the median of recent steps
+# Prompt tokens. On the processor llama.cpp's flash attention computes 64 of a part together, also the last few (65 take
+# a quarter longer than 64), and is slow for fewer. The first token of a part is computed with the answers.
+TILE = 64
+LEAST_CHUNK = TILE + 1
 # Prompt tokens in a step whose logprobs are asked for: each needs a whole row of logits.
 MOST_SCORED = 64
 OLDEST_TURN = 4  # of so many steps with a small budget, one is the oldest prompt's
@@ -82,7 +83,8 @@ class EvenGaps:
         """Most prompt tokens of a step in which answers run."""
         if not self._steps or not self._token:
             return LEAST_CHUNK
-        return max(LEAST_CHUNK, int((EVEN * median(self._steps) - self._plain) / self._token))
+        fitting = int((EVEN * median(self._steps) - self._plain) / self._token)
+        return max(LEAST_CHUNK, (fitting - 1) // TILE * TILE + 1)
 
 
 def _mean(before: float, new: float) -> float:
