@@ -105,10 +105,7 @@ class Browser:
 
     def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
         """Sends a command of the protocol and returns its answer; keeps the events that arrive meanwhile."""
-        self._last += 1
-        wanted = self._last
-        message = {"id": wanted, "method": method, "params": params, **({"sessionId": session} if session else {})}
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        wanted = self.send(method, session, params)
         deadline = time.monotonic() + CALL_SECONDS
         while True:
             answer = self._read(deadline, method)
@@ -119,6 +116,13 @@ class Browser:
             else:
                 result: dict[str, Any] = answer["result"]
                 return result
+
+    def send(self, method: str, session: str, params: dict[str, Any]) -> int:
+        """Sends a command and returns its number; nobody waits for its answer."""
+        self._last += 1
+        message = {"id": self._last, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        return self._last
 
     def _read(self, deadline: float, method: str) -> dict[str, Any]:
         while b"\0" not in self._held:
@@ -172,6 +176,10 @@ class Page:
     def close(self) -> None:
         self._browser.call("Target.disposeBrowserContext", browserContextId=self.context)
 
+    def crash(self) -> None:
+        """Crashes the tab's process: no event of the page runs any more."""
+        self._browser.send("Page.crash", self._session, {})
+
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
@@ -214,6 +222,25 @@ class Page:
                 return
             self.press("Tab")
         raise PageError(f"{MOST_TABS} presses of Tab do not reach {name or selector}")
+
+    def pick(self, file: Path) -> None:
+        """Presses Enter, and selects a file in the dialog that this opens."""
+        self.call("Page.setInterceptFileChooserDialog", enabled=True)
+        known = len(self._browser.events)
+        self.press("Enter")
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not (opened := self._opened_dialogs(known)):
+            assert time.monotonic() < deadline, "no dialog for a file opens"
+            time.sleep(POLL_SECONDS)
+        self.call("DOM.setFileInputFiles", backendNodeId=opened[0], files=[str(file)])
+
+    def _opened_dialogs(self, since: int) -> list[int]:
+        self.evaluate("1")  # earlier events have been read then
+        return [
+            event["params"]["backendNodeId"]
+            for event in self._browser.events[since:]
+            if event.get("sessionId") == self._session and event["method"] == "Page.fileChooserOpened"
+        ]
 
     def text(self) -> str:
         """Returns all visible text."""

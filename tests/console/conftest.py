@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.console.chromium import Browser, Opener, Page, running_chromium
+from tests.console.scripted_services import Scripted, scripted_gateway
 from tests.stack import Stack
 
 
@@ -29,6 +30,29 @@ def tab(browser: Browser) -> Iterator[Opener]:
     yield open_view
     for page in opened:
         page.close()
+
+
+@pytest.fixture(scope="session")
+def scripted_services() -> Iterator[Scripted]:
+    with scripted_gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def scripted(scripted_services: Scripted) -> Scripted:
+    """The scripted services in their initial state."""
+    scripted_services.reset()
+    return scripted_services
+
+
+@pytest.fixture
+def page(browser: Browser, scripted: Scripted) -> Iterator[Page]:
+    """The chat of the scripted services; fails if the browser reports an error."""
+    opened = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat")
+    opened.wait_text("Connected")
+    yield opened
+    assert opened.complaints() == []
+    opened.close()
 
 
 @pytest.fixture

@@ -121,11 +121,15 @@ class ScriptedMachine(machine_service_pb2_grpc.MachineServiceServicer):
     """Sends `past` to watches that request history, and then `now` repeatedly, with the current time."""
 
     def __init__(self) -> None:
+        self.reset()
+        self._watches: set[threading.Event] = set()  # each is set to end its watch
+        self._changed = threading.Condition()
+
+    def reset(self) -> None:
+        """Returns to the initial state: no past, and samples without content."""
         self.past: list[machine_service_pb2.MachineSample] = []
         self.now = machine_service_pb2.MachineSample()
         self.error: AllmError | None = None
-        self._watches: set[threading.Event] = set()  # each is set to end its watch
-        self._changed = threading.Condition()
 
     def WatchMachine(  # noqa: N802
         self, request: machine_service_pb2.WatchMachineRequest, context: grpc.ServicerContext
@@ -180,6 +184,12 @@ class Scripted:
     chat: ScriptedChat = field(default_factory=ScriptedChat)
     machine: ScriptedMachine = field(default_factory=ScriptedMachine)
     catalog: ScriptedCatalog = field(default_factory=ScriptedCatalog)
+
+    def reset(self) -> None:
+        """Returns all services to their initial state."""
+        self.chat.reset()
+        self.machine.reset()
+        self.catalog.reset()
 
 
 @contextmanager

@@ -182,7 +182,8 @@ def test_a_transcript_is_used_by_keys_alone(tab: Opener, stack: Stack, width: in
     page.wait_text("Transcribe speech")
     assert problems(page) == [], "empty"
     page.tab_to("input[type=file]")
-    transcribed(page, librivox()[0].path)
+    page.pick(librivox()[0].path)
+    page.wait(DONE)
     page.evaluate(SLOWLY)
     page.tab_to("button.word", "Dashwood")
     page.press("Enter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from allm.text.v1 import chat_service_pb2
 
 from tests.console.axe import problems
 from tests.console.chromium import POLL_SECONDS, WAIT_SECONDS, Browser, Page
-from tests.console.scripted_services import MODEL, Scripted, scripted_gateway
+from tests.console.scripted_services import MODEL, Scripted
 
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1440, "height": 900}
@@ -24,21 +23,6 @@ STORED = "new Promise((done) => { const asked = indexedDB.open('allm'); asked.on
  const all = asked.result.transaction('conversations').objectStore('conversations').getAll();\
  all.onsuccess = () => { asked.result.close(); done(JSON.stringify(all.result)); }; }; })"
 Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Scripted]:
-    with scripted_gateway() as running:
-        yield running
-
-
-@pytest.fixture
-def scripted(running: Scripted) -> Scripted:
-    """The scripted services in their initial state."""
-    running.chat.reset()
-    running.catalog.reset()
-    running.machine.now.Clear()
-    return running
 
 
 @pytest.fixture
@@ -120,6 +104,27 @@ def test_an_answer_that_a_reload_interrupts_stays(chat: Open, scripted: Scripted
     page.reload()
     page.wait(f"({SAID}) === 'Half of a sen'")
     page.wait_text("Stopped.")
+    scripted.chat.reset()
+    answers(scripted, "A whole sentence.")
+    page.click("button", "Regenerate")
+    page.wait(f"({SAID}) === 'A whole sentence.'")
+
+
+def test_an_answer_of_a_tab_that_dies_ends_in_the_others(chat: Open, browser: Browser, scripted: Scripted) -> None:
+    page = chat()
+    scripted.chat.go_on.clear()
+    answers(scripted, "Half of a sen")
+    dying = browser.open(page.evaluate("location.href"), beside=page)
+    dying.wait("document.querySelector('.picker select').value")
+    dying.fill("textarea", "Message", "Hello")
+    dying.press("Enter")
+    dying.wait(f"({SAID}) === 'Half of a sen'")
+    stored(page, "Half of a sen")
+    page.click("a", "Hello")
+    page.wait("document.querySelector('.answer[aria-busy=true]')")
+    dying.crash()
+    page.wait_text("Stopped.")
+    assert page.evaluate(SAID) == "Half of a sen"
     scripted.chat.reset()
     answers(scripted, "A whole sentence.")
     page.click("button", "Regenerate")
@@ -311,27 +316,6 @@ def test_text_files_come_with_a_message(chat: Open, scripted: Scripted, tmp_path
     page.wait_text("Use ```fences```.")
 
 
-def test_system_prompts_are_kept_as_presets(chat: Open, scripted: Scripted) -> None:
-    page = chat()
-    page.unfold("Settings")
-    page.fill("textarea", "System prompt", "Answer like a pirate.")
-    page.click("button", "Save as preset")
-    page.fill("input", "Name of the preset", "Pirate")
-    page.press("Enter")
-    page.wait("document.querySelector('.presets select').selectedOptions[0].innerText === 'Pirate'")
-    page.fill("textarea", "System prompt", "")
-    page.reload()
-    page.unfold("Settings")
-    page.wait("[...document.querySelectorAll('.presets option')].length === 2")
-    identity = page.evaluate("document.querySelector('.presets option:last-child').value")
-    page.choose("select", "Preset of the system prompt", identity)
-    page.wait("document.querySelector('.picker select').value")
-    say(page, "Hello")
-    assert asked(scripted) == ["Answer like a pirate.", "Hello"]
-    page.click("button", "Delete preset")
-    page.wait("[...document.querySelectorAll('.presets option')].length === 1")
-
-
 def test_a_chat_begins_with_the_best_model(chat: Open, scripted: Scripted) -> None:
     ready = model_pb2.MODEL_STATE_READY
     slow = model_pb2.Benchmark(runtime="llama_cpp", device="cpu", tokens_per_second=0.8)
@@ -398,13 +382,10 @@ FOCUS = "document.activeElement"
 NAME = f"({FOCUS}.getAttribute('aria-label') ?? {FOCUS}.textContent).trim()"
 
 
-def tab_to(page: Page, name: str, kind: str = "") -> None:
-    """Presses Tab until an element with this name has the focus."""
-    for _ in range(120):
-        page.press("Tab")
-        if page.evaluate(f"{NAME} === {json.dumps(name)} && {FOCUS}.matches({json.dumps(kind or '*')})"):
-            return
-    raise AssertionError(f"Tab does not reach {name}; the page says:\n{page.text()}")
+def use(page: Page, selector: str, name: str) -> None:
+    """Goes to an element by Tab, and presses Enter."""
+    page.tab_to(selector, name)
+    page.press("Enter")
 
 
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
@@ -413,24 +394,19 @@ def test_the_keyboard_does_everything(chat: Open, scripted: Scripted, size: dict
     answers(scripted, "A first answer, with `code`.")
     say(page, "A question")
     answers(scripted, "A second answer.")
-    tab_to(page, "Regenerate")
-    page.press("Enter")
+    use(page, "button", "Regenerate")
     page.wait(f"({SAID}) === 'A second answer.'")
-    tab_to(page, "Previous version")
-    page.press("Enter")
+    use(page, "button", "Previous version")
     page.wait(f"({SAID}) === 'A first answer, with code.'")
     assert page.evaluate(NAME) == "Previous version", "the focus stays where it was"
     page.unfold("Conversations")
-    tab_to(page, "Actions for A question")
-    page.press("Enter")
-    tab_to(page, "Rename")
-    page.press("Enter")
+    use(page, "button", "Actions for A question")
+    use(page, "button", "Rename")
     page.call("Input.insertText", text="A better title")
     page.press("Enter")
     page.wait(f"{TITLES}[0] === 'A better title'")
     assert page.evaluate(NAME) == "Actions for A better title"
-    tab_to(page, "Edit")
-    page.press("Enter")
+    use(page, "button", "Edit")
     page.wait(f"{FOCUS}.id === 'edited'")
     for scheme in ("light", "dark"):
         page.colours(scheme)
@@ -441,15 +417,81 @@ def test_the_keyboard_does_everything(chat: Open, scripted: Scripted, size: dict
     page.unfold("Settings")
     page.unfold("Conversations")
     assert problems(page) == [], "with all parts open"
-    tab_to(page, "New conversation")
-    page.press("Enter")
+    use(page, "a", "New conversation")
     page.wait(f"{MESSAGES}.length === 0")
     page.unfold("Conversations")
-    tab_to(page, "Actions for A better title")
-    page.press("Enter")
-    tab_to(page, "Delete")
-    page.press("Enter")
-    tab_to(page, "Delete A better title")
-    page.press("Enter")
+    use(page, "button", "Actions for A better title")
+    use(page, "button", "Delete A better title")
+    use(page, "button.danger", "Delete A better title")
     page.wait(f"{TITLES}.length === 0")
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_the_keyboard_brings_and_takes_files(
+    chat: Open, scripted: Scripted, tmp_path: Path, size: dict[str, int]
+) -> None:
+    page = chat(**size)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("Bees dance.\n")
+    page.tab_to("button", "Attach text files")
+    page.pick(notes)
+    use(page, "button", "Remove notes.txt")
+    page.wait(f"!document.querySelector('.files') && {NAME} === 'Attach text files'")
+    page.tab_to("button", "Attach text files")
+    page.pick(notes)
+    page.wait("document.querySelector('.files')")
+    answers(scripted, "They do.")
+    say(page, "Is it true?")
+    assert asked(scripted) == ["File notes.txt:\n```\nBees dance.\n```\n\nIs it true?"]
+    page.evaluate(SAVES)
+    if size == PHONE:
+        use(page, "summary", "Conversations")
+    use(page, "button", "Actions for Is it true?")
+    use(page, "button", "Export as JSON")
+    page.wait("window.saved.length === 1")
+    exported = tmp_path / "one.json"
+    exported.write_text(page.evaluate("window.saved[0]"))
+    use(page, "button", "Delete Is it true?")
+    page.wait(f"{NAME} === 'Cancel'")
+    use(page, "button.danger", "Delete Is it true?")
+    page.wait(f"{TITLES}.length === 0 && {NAME} === 'New conversation'")
+    page.tab_to("button", "Import")
+    page.pick(exported)
+    page.wait_text("1 conversation imported.")
+    page.tab_to("input", "Search conversations")
+    page.call("Input.insertText", text="wasps")
+    page.wait_text("No conversation contains these words.")
+    page.press("Escape")
+    page.wait(f"{TITLES}.length === 1")
+    use(page, "a", "Is it true?")
+    page.wait(f"({SAID}) === 'They do.'")
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_the_keyboard_keeps_presets(chat: Open, scripted: Scripted, size: dict[str, int]) -> None:
+    page = chat(**size)
+    chosen = "document.querySelector('.presets select').selectedOptions[0].innerText"
+    use(page, "summary", "Settings")
+    page.tab_to("textarea", "System prompt")
+    page.call("Input.insertText", text="Answer like a pirate.")
+    use(page, "button", "Save as preset")
+    page.call("Input.insertText", text="Pirate")
+    for scheme in ("light", "dark"):
+        page.colours(scheme)
+        assert problems(page) == [], scheme
+    page.press("Enter")
+    page.wait(f"{chosen} === 'Pirate' && {FOCUS}.matches('.presets select')")
+    page.press("Home")
+    page.wait(f"{chosen} === 'None' && document.querySelector('.settings textarea').value === ''")
+    page.reload()
+    use(page, "summary", "Settings")
+    page.tab_to(".presets select")
+    page.wait("document.querySelectorAll('.presets option').length === 2")
+    page.press("ArrowRight")
+    page.wait("document.querySelector('.settings textarea').value === 'Answer like a pirate.'")
+    page.wait("document.querySelector('.picker select').value")
+    say(page, "Hello")
+    assert asked(scripted) == ["Answer like a pirate.", "Hello"]
+    use(page, "button", "Delete preset")
+    page.wait(f"{chosen} === 'Not saved' && {FOCUS}.matches('.presets select')")

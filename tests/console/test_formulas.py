@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from allm.text.v1 import chat_service_pb2
 
 from tests.case import case
 from tests.console.axe import problems
-from tests.console.chromium import Browser, Page
-from tests.console.scripted_services import Scripted, ScriptedChat, scripted_gateway
+from tests.console.chromium import Page
+from tests.console.scripted_services import Scripted, ScriptedChat
 
 ANSWER = "[...document.querySelectorAll('.answer > .markdown')].at(-1)"  # the last one
 DEEP = r"\sqrt{" * 150 + "x" + "}" * 150
@@ -51,21 +48,6 @@ PLAIN = [
     "$x$ " * 1600,
     "$x$" + " word" * 10_000,
 ]
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[Scripted]:
-    with scripted_gateway() as running:
-        yield running
-
-
-@pytest.fixture
-def page(browser: Browser, scripted: Scripted) -> Iterator[Page]:
-    opened = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat")
-    opened.wait_text("Connected")
-    yield opened
-    assert opened.complaints() == []
-    opened.close()
 
 
 def answer(page: Page, chat: ScriptedChat, text: str) -> None:

@@ -249,7 +249,7 @@ def test_a_reload_keeps_images_and_the_form(view: Open) -> None:
     page.click("button", "Generate from text only")
     page.click("button", "Delete all images")
     page.wait_text("Delete all images in this browser?")
-    page.click("button", "Delete all")
+    page.click("button.danger")
     wait_drawn(page, 0)
     page.reload()
     page.wait_text(f"Generate images with {IMAGE_MODEL}")
@@ -299,6 +299,6 @@ def test_images_are_made_by_keys_alone(tab: Opener, stack: Stack, width: int, sc
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.tab_to("button", "Delete all images")
     page.press("Enter")
-    page.tab_to("button", "Delete all")
+    page.tab_to("button.danger")
     page.press("Enter")
     wait_drawn(page, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from allm.models.v1 import figures_pb2, machine_service_pb2, model_pb2
@@ -12,7 +11,7 @@ from services import errors
 from tests.console.axe import problems
 from tests.console.chromium import Browser, Page
 from tests.console.freezing_proxy import FreezingProxy
-from tests.console.scripted_services import Scripted, ScriptedMachine, scripted_gateway
+from tests.console.scripted_services import Scripted, ScriptedMachine
 from tests.console.test_accessibility import PHONE
 
 GIB = 1 << 30
@@ -26,28 +25,9 @@ document.dispatchEvent(new Event("visibilitychange")); 1
 """
 
 
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[Scripted]:
-    with scripted_gateway() as running:
-        yield running
-
-
 @pytest.fixture
 def machine(scripted: Scripted) -> ScriptedMachine:
-    """The machine in its initial state."""
-    scripted.machine.past, scripted.machine.error = [], None
-    scripted.machine.now = machine_service_pb2.MachineSample()
     return scripted.machine
-
-
-@pytest.fixture
-def page(browser: Browser, scripted: Scripted, machine: ScriptedMachine) -> Iterator[Page]:
-    """A tab on the chat."""
-    opened = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat")
-    opened.wait_text("Connected")
-    yield opened
-    assert opened.complaints() == []
-    opened.close()
 
 
 def show(page: Page, view: str = "machine") -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-from allm.models.v1 import model_pb2
 from allm.text.v1 import chat_service_pb2
 
 from services import errors
-from tests.console.chromium import Browser, Page
-from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat, scripted_gateway
+from tests.console.chromium import Page
+from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat
 from tests.speech import librivox
 
 # Each error with the advice to the user. For an invalid request the error's message is the advice.
@@ -31,26 +29,9 @@ ADVICE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[Scripted]:
-    with scripted_gateway() as running:
-        yield running
-
-
 @pytest.fixture
 def chat(scripted: Scripted) -> ScriptedChat:
-    """The chat service in its initial state."""
-    scripted.chat.reset()
     return scripted.chat
-
-
-@pytest.fixture
-def page(browser: Browser, scripted: Scripted) -> Iterator[Page]:
-    opened = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat")
-    opened.wait_text("Connected")
-    yield opened
-    assert opened.complaints() == []
-    opened.close()
 
 
 def ask(page: Page, text: str = "Hello") -> None:
@@ -152,10 +133,8 @@ def test_the_form_is_sent_as_the_request(page: Page, chat: ScriptedChat) -> None
     assert not sampling.HasField("min_p")
 
 
-def test_loading_and_the_queue_are_told_apart_from_the_work(page: Page, scripted: Scripted) -> None:
-    """The catalog reports that both models load, and the machine a queue; their services never answer."""
-    traffic = scripted.machine.now.traffic.add(modality=model_pb2.MODALITY_AUDIO)
-    traffic.models.add(model_id="speech", running=1, waiting=2)
+def test_loading_is_told_apart_from_the_work(page: Page) -> None:
+    """The catalog reports that neither model is loaded; their services never answer."""
     page.evaluate(
         "window.real = fetch; window.fetch = (url, about) =>"
         " /Transcribe|GenerateImage/.test(url) ? new Promise(() => {}) : real(url, about); 1"
@@ -163,9 +142,8 @@ def test_loading_and_the_queue_are_told_apart_from_the_work(page: Page, scripted
     page.evaluate("location.hash = '#/audio'")
     page.wait("document.querySelector('input[type=file]')")
     page.attach("input[type=file]", librivox()[0].path)
-    page.wait_text("Loading the model")
-    page.wait_text("2 requests wait for this model")
+    page.wait_text("Loading speech into memory…")
     page.evaluate("location.hash = '#/image'")
     page.fill("textarea", "Prompt", "a red circle")
     page.click("button", "Generate")
-    page.wait_text("Loading the model…")
+    page.wait_text("Loading images into memory…")

@@ -43,11 +43,6 @@ export function serves(model: Model): boolean {
   return model.state === ModelState.READY || model.state === ModelState.LOADED;
 }
 
-/** True while a replica loads the model, or waits for memory; always false for keys that may not manage models. */
-export function loading(id: string): boolean {
-  return desired.value.get(id)?.model?.replicas.some((replica) => replica.memory?.loading) ?? false;
-}
-
 /** Models of a modality with a capability, such as `chat`. */
 export function having(capability: string, modality: Modality): Model[] {
   return models.value.filter((model) => model.modality === modality && model.capabilities.includes(capability));

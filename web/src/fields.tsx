@@ -48,6 +48,31 @@ export function NumberFields({ fields }: { fields: (Omit<TextFieldProps, "hint" 
   );
 }
 
+export interface Limits {
+  label: string;
+  low: number;
+  high: number;
+  whole: boolean;
+}
+
+/** The error in a number, as a sentence; null if it is valid or empty. */
+export function numberProblem(text: string, { label, low, high, whole }: Limits): string | null {
+  if (!text.trim()) return null;
+  const value = Number(text);
+  const right = Number.isFinite(value) && value >= low && value <= high && (!whole || Number.isInteger(value));
+  return right ? null : `${label} must be ${whole ? "a whole number" : "a number"} from ${low} to ${high}.`;
+}
+
+/** The button that submits its form, or stops what the form began. */
+export function SubmitOrStop({ busy, possible, onStop, children }: { busy: boolean; possible: boolean; onStop: () => void; children: ComponentChildren }) {
+  if (!busy) return <button type="submit" class="primary" disabled={!possible}>{children}</button>;
+  const stop = (event: Event) => {
+    event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
+    onStop();
+  };
+  return <button type="button" class="primary" onClick={stop}>Stop</button>;
+}
+
 /** Several lines of text. */
 export function AreaField({ value, onText, placeholder, rows = 3, code = false, ...about }: TextFieldProps & { rows?: number; code?: boolean }) {
   const id = useId();

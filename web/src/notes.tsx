@@ -1,6 +1,7 @@
 // Short notes for the user: failures and empty views.
 
 import type { ComponentChildren } from "preact";
+import { unkept } from "./database";
 import type { Failure } from "./failure";
 
 /** A failure as a sentence, with the request ID to search the log for. */
@@ -12,6 +13,11 @@ export function FailureNote({ failure }: { failure: Pick<Failure, "kind" | "sent
       {failure.requestId && <p class="hint">Request ID <code>{failure.requestId}</code></p>}
     </div>
   );
+}
+
+/** Why this browser does not keep what the view shows. */
+export function Unkept() {
+  return unkept.value && <p class="note bad" role="alert">{unkept.value}</p>;
 }
 
 /** The text of a view without content. */

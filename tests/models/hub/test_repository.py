@@ -7,13 +7,12 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 
 from services.errors import ModelInvalid, ModelNotReady, Overloaded
 from services.models.hub import repository as module
@@ -24,16 +23,6 @@ from tests.ports import free_port
 
 SOURCE = HubSource("org/model", "", "")
 WEIGHTS = os.urandom(3_000_000)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # the user may be logged in
-    with LoopbackHub() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
-        yield running
-    close_session()
 
 
 @pytest.fixture

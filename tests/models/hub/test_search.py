@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import close_session, constants
 
 from services.errors import ModelInvalid, ModelNotReady, Overloaded
 from services.models.hub.search import FoundRepository, search_hub
 from tests.loopback_hub import LISTING, LoopbackHub
 
 QWEN = {"tags": ["gguf", "license:apache-2.0"], "gguf": {"architecture": "qwen3"}, "downloads": 7, "likes": 3}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # the user may be logged in
-    with LoopbackHub() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
-        yield running
-    close_session()
 
 
 def test_a_format_is_searched_and_the_most_used_come_first(hub: LoopbackHub, tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 import { Fragment } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
-import { link, loading, manages } from "../catalog";
 import { CopyButton } from "../copy_button";
-import { unkept } from "../database";
 import { clock } from "../measures";
-import { queueSentence } from "../models/queue";
-import { FailureNote } from "../notes";
+import { waitingFor } from "../models/waiting_for";
+import { FailureNote, Unkept } from "../notes";
 import { save } from "../saving";
 import { plain, srt, vtt } from "./subtitles";
 import { clear, measured, type Phrase, type Transcription } from "./transcription";
@@ -35,7 +33,7 @@ export function TranscriptView({ shown, onRetry }: { shown: Transcription; onRet
       </div>
       {shown.failure && <FailureNote failure={shown.failure} />}
       {shown.state === "done" && shown.phrases.length === 0 && <p class="note">The model found no speech in this recording.</p>}
-      {unkept.value && <p class="note bad" role="alert">{unkept.value}</p>}
+      <Unkept />
       {(shown.state === "done" || shown.state === "failed") && (
         <div class="row">
           {shown.state === "failed" && onRetry && <button type="button" class="primary" onClick={onRetry}>Transcribe again</button>}
@@ -125,17 +123,10 @@ function visible(element: Element): boolean {
 
 const STATES = { listening: "Recording", done: "Transcribed", failed: "Incomplete" };
 
-function doing(model: string): string {
-  if (link.value.state === "away") return "Reconnecting to the server";
-  if (loading(model)) return "Loading the model";
-  return manages.value ? "Transcribing the whole file" : "Transcribing the whole file; its model may have to be loaded first";
-}
-
 function about(shown: Transcription): string {
   const parts = [
-    shown.state === "running" ? doing(shown.model) : STATES[shown.state],
+    shown.state === "running" ? waitingFor(Modality.AUDIO, shown.model) || "Transcribing the whole file…" : STATES[shown.state],
     shown.duration !== null ? `${clock(shown.duration)} of audio` : "",
-    shown.state === "running" ? queueSentence(Modality.AUDIO, shown.model) : "",
     shown.language ? `language ${shown.language}` : "",
   ];
   return parts.filter(Boolean).join(" · ");

@@ -2,10 +2,12 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useState } from "preact/hooks";
+import { Modality } from "../../generated/allm/models/v1/model_pb";
 import { FinishReason } from "../../generated/allm/text/v1/chat_pb";
 import { CopyButton } from "../copy_button";
 import { CodeBlock, Markdown } from "../markdown";
 import { seconds } from "../measures";
+import { waitingFor } from "../models/waiting_for";
 import { FailureNote } from "../notes";
 import { giveBack, isHere, latest, regenerate } from "./answering";
 import { focusMessage } from "./focus";
@@ -13,7 +15,6 @@ import { requestFor } from "./request";
 import { LANGUAGES, snippet, type Language } from "./snippets";
 import { firstSeconds, rate } from "./timings";
 import { pathTo, type Answer, type Call, type Conversation } from "./tree";
-import { waitingFor } from "./waiting_for";
 
 interface AnswerProps {
   stored: Answer;
@@ -71,7 +72,8 @@ function Waiting({ answer }: { answer: Answer }) {
     return () => clearInterval(timer);
   }, []);
   const waited = Math.floor((now - answer.askedAt) / 1000);
-  return <p class="hint"><span role="status">{waitingFor(answer)}</span>{waited > 0 && isHere(answer) && <span aria-hidden="true"> {waited} s</span>}</p>;
+  const reason = isHere(answer.id) ? waitingFor(Modality.TEXT, answer.model) || "Waiting for the first token…" : "Another tab receives this answer…";
+  return <p class="hint"><span role="status">{reason}</span>{waited > 0 && isHere(answer.id) && <span aria-hidden="true"> {waited} s</span>}</p>;
 }
 
 function Below({ answer, conversation, children }: { answer: Answer; conversation: Conversation; children: ComponentChildren }) {

@@ -7,9 +7,10 @@ import { newId } from "../database";
 import { asFailure } from "../failure";
 import { stream } from "../grpc_web";
 import { begin, change, conversations, followTabs, putTurn, saveNow } from "./conversations";
+import { endLostAnswers } from "./lost_answers";
 import { requestFor } from "./request";
 import { change as changeSettings, settings } from "./settings";
-import { isRunning, leafAfter, pathTo, titleOf, withTurn, type Answer, type Conversation, type Message, type TextFile } from "./tree";
+import { isRunning, leafAfter, pathTo, stopped, titleOf, withTurn, type Answer, type Conversation, type Message, type TextFile } from "./tree";
 
 const FLUSH_MS = 40; // tokens may arrive faster than a page can be drawn
 const SAVE_MS = 1000;
@@ -18,7 +19,8 @@ interface Live {
   conversation: string;
   shown: Signal<Answer>;
   ended: AbortController;
-  save: () => void;
+  /** Keeps what there is of the answer, as stopped. */
+  close: () => void;
 }
 
 // The running answers of this tab, by id. Only the view of each changes with its tokens.
@@ -30,8 +32,8 @@ export function latest(answer: Answer): Answer {
 }
 
 /** True if this tab receives the answer. */
-export function isHere(answer: Answer): boolean {
-  return live.has(answer.id);
+export function isHere(id: string): boolean {
+  return live.has(id);
 }
 
 /** Sends a message at the end of a conversation, or of a new one (null), and requests the answer. */
@@ -79,9 +81,9 @@ async function answer(id: string, parent: string | null, model: string): Promise
     state: "running", failure: null, finish: FinishReason.UNSPECIFIED, askedAt: performance.now(), firstAt: null,
     lastAt: null, tokens: null, promptTokens: null,
   };
-  change(id, (before) => withTurn(before, now));
   const [shown, ended] = [signal(now), new AbortController()];
-  live.set(now.id, { conversation: id, shown, ended, save: () => putTurn(id, now) });
+  live.set(now.id, { conversation: id, shown, ended, close: () => putTurn(id, stopped(now)) });
+  change(id, (before) => withTurn(before, now));
   let [flush, save] = [0, 0];
   const draw = () => {
     flush = 0;
@@ -128,8 +130,10 @@ function after(now: Answer, { event }: StreamChatCompletionResponse): Answer {
 }
 
 followTabs((id) => [...live.values()].some(({ conversation }) => conversation === id));
+endLostAnswers(isHere);
 // A page that closes keeps what it has of an answer.
-addEventListener("pagehide", () => live.forEach(({ conversation, save }) => {
-  save();
+addEventListener("pagehide", () => live.forEach(({ conversation, ended, close }) => {
+  ended.abort();
+  close();
   saveNow(conversation);
 }));

@@ -1,11 +1,10 @@
 // Chat with a model.
 
-import { useEffect, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
 import { link } from "../catalog";
-import { unkept } from "../database";
 import { ModelPicker, picked } from "../model_picker";
-import { Empty } from "../notes";
+import { Empty, Unkept } from "../notes";
 import { Composer } from "./composer";
 import { ConversationList } from "./conversation_list";
 import { addressOf, current, loaded, openId } from "./conversations";
@@ -26,7 +25,7 @@ export function ChatView() {
           <summary>Settings</summary>
           <SettingsPanel />
         </details>
-        {unkept.value && <p class="note bad" role="alert">{unkept.value}</p>}
+        <Unkept />
         <Conversations />
       </aside>
       <section class="talk" aria-label="Conversation">
@@ -41,12 +40,15 @@ export function ChatView() {
 /** The list: on a phone folded away, again as soon as a conversation is chosen. */
 function Conversations() {
   const [open, setOpen] = useState(innerWidth > NARROW);
-  useEffect(() => {
-    if (innerWidth <= NARROW) setOpen(false);
-  }, [openId.value]);
+  const summary = useRef<HTMLElement>(null);
+  const onClick = ({ currentTarget, target }: MouseEvent) => {
+    if (innerWidth > NARROW || !(target as Element).closest("a")) return;
+    setOpen(false);
+    if ((currentTarget as Element).contains(document.activeElement)) summary.current?.focus(); // the link goes
+  };
   return (
-    <details class="panel" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary>Conversations</summary>
+    <details class="panel" open={open} onToggle={(event) => setOpen(event.currentTarget.open)} onClick={onClick}>
+      <summary ref={summary}>Conversations</summary>
       <ConversationList />
     </details>
   );

@@ -2,6 +2,7 @@
 
 import { useRef, useState } from "preact/hooks";
 import type { Model } from "../../generated/allm/models/v1/model_pb";
+import { SubmitOrStop } from "../fields";
 import { bytes } from "../measures";
 import { say, stop } from "./answering";
 import { readText } from "./attachments";
@@ -9,6 +10,8 @@ import { draft, tooLong } from "./draft";
 import { MESSAGE } from "./focus";
 import { isWrong, settings } from "./settings";
 import { isRunning, pathTo, type Conversation, type TextFile } from "./tree";
+
+const ATTACH = "attach";
 
 export function Composer({ conversation, model }: { conversation: Conversation | null; model: Model | undefined }) {
   const [refused, setRefused] = useState("");
@@ -29,9 +32,9 @@ export function Composer({ conversation, model }: { conversation: Conversation |
     draft.value = { ...draft.peek(), files: [...draft.peek().files, ...good] };
     setRefused(read.flatMap((each) => (each.status === "rejected" ? [(each.reason as Error).message] : [])).join(" "));
   };
-  const onStop = (event: Event) => {
-    event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
-    stop(conversation!.id);
+  const detach = (at: number) => {
+    draft.value = { ...draft.value, files: files.filter((_, place) => place !== at) };
+    document.getElementById(ATTACH)?.focus(); // the button goes
   };
   const onKeyDown = (event: KeyboardEvent) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -49,13 +52,11 @@ export function Composer({ conversation, model }: { conversation: Conversation |
       <label for={MESSAGE} class="hidden">Message</label>
       <textarea id={MESSAGE} rows={2} value={text} placeholder="Message" onKeyDown={onKeyDown} aria-describedby="message-hint"
         onInput={(event) => (draft.value = { ...draft.value, text: event.currentTarget.value })} />
-      <Files files={files} onRemove={(at) => (draft.value = { ...draft.value, files: files.filter((_, place) => place !== at) })} />
+      <Files files={files} onRemove={detach} />
       <div class="row end">
         <span class={warning ? "problem" : "hint"} id="message-hint" aria-live="polite">{warning || "Press Enter to send, Shift+Enter for a new line"}</span>
         <AttachButton onFiles={(chosen) => void attach(chosen)} />
-        {running
-          ? <button type="button" class="primary" onClick={onStop}>Stop</button>
-          : <button type="submit" class="primary" disabled={!possible}>Send</button>}
+        <SubmitOrStop busy={running} possible={possible} onStop={() => stop(conversation!.id)}>Send</SubmitOrStop>
       </div>
     </form>
   );
@@ -65,7 +66,7 @@ function AttachButton({ onFiles }: { onFiles: (files: File[]) => void }) {
   const input = useRef<HTMLInputElement>(null);
   return (
     <>
-      <button type="button" onClick={() => input.current?.click()}>Attach text files</button>
+      <button type="button" id={ATTACH} onClick={() => input.current?.click()}>Attach text files</button>
       <input ref={input} type="file" multiple hidden aria-label="Text files"
         onChange={(event) => { onFiles([...(event.currentTarget.files ?? [])]); event.currentTarget.value = ""; }} />
     </>

@@ -6,6 +6,7 @@ import { stop } from "./answering";
 import { addressOf, change, conversations, loaded, openId, remove } from "./conversations";
 import { exportJson, exportMarkdown, importFile } from "./exchange";
 import { focusMessage } from "./focus";
+import { DeleteButton } from "../sure";
 import { found, isRunning, type Conversation } from "./tree";
 
 const DAY = 24 * 3600 * 1000;
@@ -52,15 +53,15 @@ function ageOf(at: number): string {
 }
 
 function Entry({ conversation, around }: { conversation: Conversation; around: string }) {
-  const [state, setState] = useState<"" | "menu" | "name" | "delete">("");
+  const [state, setState] = useState<"" | "menu" | "name">("");
   const toggle = useRef<HTMLButtonElement>(null);
   const { id, title } = conversation;
   const close = () => {
     setState("");
     toggle.current?.focus();
   };
-  const drop = (event: Event) => {
-    (event.currentTarget as Element).closest("nav")?.querySelector("a")?.focus(); // this entry goes
+  const drop = () => {
+    toggle.current?.closest("nav")?.querySelector("a")?.focus(); // this entry goes
     stop(id);
     remove(id);
   };
@@ -80,16 +81,10 @@ function Entry({ conversation, around }: { conversation: Conversation; around: s
           <button type="button" class="quiet" onClick={() => setState("name")}>Rename</button>
           <button type="button" class="quiet" onClick={() => exportJson([conversation])}>Export as JSON</button>
           <button type="button" class="quiet" onClick={() => exportMarkdown(conversation)}>Export as Markdown</button>
-          <button type="button" class="quiet" onClick={() => setState("delete")}>Delete</button>
+          <DeleteButton question="Delete this conversation?" onDelete={drop}>Delete<span class="hidden"> {title}</span></DeleteButton>
         </div>
       )}
       {state === "name" && <NameForm conversation={conversation} onDone={close} />}
-      {state === "delete" && (
-        <span class="sure" role="alert">Delete this conversation?
-          <button type="button" class="danger" onClick={drop}>Delete<span class="hidden"> {title}</span></button>
-          <button type="button" class="quiet" onClick={close}>Cancel</button>
-        </span>
-      )}
     </li>
   );
 }

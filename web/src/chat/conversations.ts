@@ -89,26 +89,22 @@ async function save(id: string): Promise<void> {
 async function load(): Promise<void> {
   const all = await kept.all().catch(() => []);
   // What was begun in the meantime stays.
-  conversations.value = new Map([...all.map((each) => [each.id, settled(each)] as const), ...conversations.peek()]);
+  conversations.value = new Map([...all.map((each) => [each.id, each] as const), ...conversations.peek()]);
   loaded.value = true;
 }
 
-/** The conversation without answers that still run: their page is gone. */
-function settled(conversation: Conversation): Conversation {
-  const turns = conversation.turns.map((turn): Turn => turn.role === "assistant" && turn.state === "running"
-    ? { ...turn, state: "failed", failure: { kind: "stopped", sentence: "Stopped.", requestId: "" } }
-    : turn);
-  return { ...conversation, turns };
+/** Takes over a conversation as another tab has stored it. */
+export async function reread(id: string): Promise<void> {
+  const changed = await kept.get(id).catch(() => undefined);
+  if (changed) conversations.value = new Map(conversations.peek()).set(id, changed);
+  else forget(id);
 }
 
 /** Takes over what another tab has changed; `busy` has the conversations that this tab is changing itself. */
 export function followTabs(busy: (id: string) => boolean): void {
-  kept.onChange(async (id) => {
-    if (id === null) return load();
-    if (busy(id)) return;
-    const changed = await kept.get(id).catch(() => undefined);
-    if (changed) conversations.value = new Map(conversations.peek()).set(id, changed);
-    else forget(id);
+  kept.onChange((id) => {
+    if (id === null) void load();
+    else if (!busy(id)) void reread(id);
   });
 }
 

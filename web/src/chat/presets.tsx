@@ -32,20 +32,29 @@ export function Presets() {
   const id = useId();
   const [naming, setNaming] = useState<string | null>(null);
   const input = useRef<HTMLInputElement>(null);
+  const list = useRef<HTMLSelectElement>(null);
   useLayoutEffect(() => input.current?.focus(), [naming !== null]);
   const text = settings.value.system;
   const chosen = presets.value.find((each) => each.text === text && text);
+  const done = () => {
+    setNaming(null);
+    list.current?.focus(); // the focused element goes
+  };
   const saveAs = (event: Event) => {
     event.preventDefault();
     if (!naming?.trim()) return;
     void keep(naming.trim(), text);
-    setNaming(null);
+    done();
+  };
+  const remove = () => {
+    void kept.remove(chosen!.id).then(load, () => undefined);
+    done();
   };
   const pick = (wanted: string) => change({ system: presets.value.find((each) => each.id === wanted)?.text ?? "" });
   return (
     <div class="field presets">
       <label for={id}>Preset of the system prompt</label>
-      <select id={id} value={chosen?.id ?? ""} onChange={(event) => pick(event.currentTarget.value)}>
+      <select id={id} ref={list} value={chosen?.id ?? ""} onChange={(event) => pick(event.currentTarget.value)}>
         <option value="">{text && !chosen ? "Not saved" : "None"}</option>
         {presets.value.map((each) => <option key={each.id} value={each.id}>{each.name}</option>)}
       </select>
@@ -53,15 +62,15 @@ export function Presets() {
         ? (
           <div class="row">
             <button type="button" class="quiet" disabled={!text.trim() || Boolean(chosen)} onClick={() => setNaming("")}>Save as preset</button>
-            <button type="button" class="quiet" disabled={!chosen} onClick={() => void kept.remove(chosen!.id).then(load, () => undefined)}>Delete preset</button>
+            <button type="button" class="quiet" disabled={!chosen} onClick={remove}>Delete preset</button>
           </div>
         )
         : (
-          <form class="row" onSubmit={saveAs} onKeyDown={(event) => event.key === "Escape" && setNaming(null)}>
+          <form class="row" onSubmit={saveAs} onKeyDown={(event) => event.key === "Escape" && done()}>
             <input aria-label="Name of the preset" placeholder="Name" value={naming} ref={input}
               onInput={(event) => setNaming(event.currentTarget.value)} />
             <button type="submit" disabled={!naming.trim()}>Save</button>
-            <button type="button" class="quiet" onClick={() => setNaming(null)}>Cancel</button>
+            <button type="button" class="quiet" onClick={done}>Cancel</button>
           </form>
         )}
     </div>

@@ -1,8 +1,9 @@
 // The settings of answers, as entered in the form; empty means the server's default.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { effect, signal } from "@preact/signals";
 import type { StreamChatCompletionRequestSchema } from "../../generated/allm/text/v1/chat_service_pb";
+import { numberProblem, type Limits } from "../fields";
+import { alike, remembered } from "../remembered";
 
 export const NUMBERS = {
   temperature: { label: "Temperature", low: 0, high: 2, whole: false, usual: "1" },
@@ -11,7 +12,7 @@ export const NUMBERS = {
   min_p: { label: "Min P", low: 0, high: 1, whole: false, usual: "0 (off)" },
   max_tokens: { label: "Max tokens", low: 1, high: 1_000_000, whole: true, usual: "default" },
   seed: { label: "Seed", low: 0, high: Number.MAX_SAFE_INTEGER, whole: true, usual: "random" },
-} as const;
+} as const satisfies Record<string, Limits & { usual: string }>;
 
 export type NumberName = keyof typeof NUMBERS;
 
@@ -47,50 +48,18 @@ export const FIRST: Settings = {
   toolChoice: "auto",
   schema: "",
 };
-const PLACE = "allm.chat";
 
 /** The settings of the next answer: at first those that this browser had last. */
-export const settings = signal<Settings>(remembered());
-
-effect(() => {
-  try {
-    localStorage.setItem(PLACE, JSON.stringify(settings.value));
-  } catch {
-    // A browser that stores nothing says so where conversations are listed.
-  }
-});
-
-function remembered(): Settings {
-  try {
-    return readSettings(JSON.parse(localStorage.getItem(PLACE) ?? "null"));
-  } catch {
-    return FIRST;
-  }
-}
+export const settings = remembered("chat", FIRST);
 
 /** Reads settings from JSON; what is not a setting's text counts as the first value. */
 export function readSettings(stored: unknown): Settings {
-  const texts = <T extends object>(first: T, given: unknown): T => {
-    const known = (given ?? {}) as Record<string, unknown>;
-    const pairs = Object.entries(first).map(([name, value]) =>
-      [name, typeof value === "object" ? texts(value, known[name]) : typeof known[name] === "string" ? known[name] : value]);
-    return Object.fromEntries(pairs);
-  };
-  const read = texts(FIRST, stored);
+  const read = alike(FIRST, stored);
   return { ...read, toolChoice: ["required", "none"].includes(read.toolChoice) ? read.toolChoice : "auto" };
 }
 
 export function change(part: Partial<Settings>): void {
   settings.value = { ...settings.value, ...part };
-}
-
-/** The error in a number, as a sentence; null if it is valid. */
-export function numberProblem(name: NumberName, text: string): string | null {
-  if (!text.trim()) return null;
-  const { low, high, whole, label } = NUMBERS[name];
-  const value = Number(text);
-  const right = Number.isFinite(value) && value >= low && value <= high && (!whole || Number.isInteger(value));
-  return right ? null : `${label} must be ${whole ? "a whole number" : "a number"} from ${low} to ${high}.`;
 }
 
 export function toolsProblem(text: string): string | null {
@@ -105,7 +74,7 @@ export function schemaProblem(text: string): string | null {
 
 /** True if the form has an error. */
 export function isWrong(form: Settings): boolean {
-  const numbers = Object.entries(form.numbers).some(([name, text]) => numberProblem(name as NumberName, text));
+  const numbers = Object.entries(form.numbers).some(([name, text]) => numberProblem(text, NUMBERS[name as NumberName]));
   return numbers || Boolean(toolsProblem(form.tools) || schemaProblem(form.schema));
 }
 

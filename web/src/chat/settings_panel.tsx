@@ -1,8 +1,8 @@
 // The form for the settings of answers.
 
-import { AreaField, ChoiceField, NumberFields } from "../fields";
+import { AreaField, ChoiceField, NumberFields, numberProblem } from "../fields";
 import { Presets } from "./presets";
-import { change, NUMBERS, numberProblem, schemaProblem, settings, toolsProblem, type NumberName, type Settings } from "./settings";
+import { change, NUMBERS, schemaProblem, settings, toolsProblem, type NumberName, type Settings } from "./settings";
 
 const EFFORTS: [string, string][] = [["", "Default"], ["none", "None"], ["minimal", "Minimal"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
 const CHOICES: [string, string][] = [["auto", "Auto"], ["required", "Required"], ["none", "None"]];
@@ -18,7 +18,7 @@ export function SettingsPanel() {
       <AreaField label="System prompt" value={form.system} onText={(system) => change({ system })} placeholder="Instructions for the whole conversation" />
       <NumberFields fields={(Object.keys(NUMBERS) as NumberName[]).map((name) => ({
         label: NUMBERS[name].label, placeholder: NUMBERS[name].usual, value: form.numbers[name],
-        problem: numberProblem(name, form.numbers[name]), onText: (text) => setNumber(name, text),
+        problem: numberProblem(form.numbers[name], NUMBERS[name]), onText: (text) => setNumber(name, text),
       }))} />
       <ChoiceField label="Reasoning effort" value={form.effort} choices={EFFORTS} onText={(effort) => change({ effort })} />
       <AreaField label="Stop sequences (one per line)" rows={2} value={form.stop} onText={(stop) => change({ stop })} />

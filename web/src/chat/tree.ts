@@ -92,6 +92,11 @@ export function isRunning(conversation: Conversation | null): boolean {
   return Boolean(conversation?.turns.some((turn) => turn.role === "assistant" && turn.state === "running"));
 }
 
+/** The answer as it is when it was stopped. */
+export function stopped(answer: Answer): Answer {
+  return { ...answer, state: "failed", failure: { kind: "stopped", sentence: "Stopped.", requestId: "" } };
+}
+
 /** A title made of the first message. */
 export function titleOf({ text, files }: Pick<Message, "text" | "files">): string {
   const line = text.trim().split("\n")[0] || files[0]?.name || "Conversation";

@@ -1,9 +1,9 @@
 // The images that this browser keeps.
 
-import { useState } from "preact/hooks";
-import { unkept } from "../database";
 import { bytes } from "../measures";
+import { Unkept } from "../notes";
 import { save } from "../saving";
+import { DeleteButton } from "../sure";
 import { gallery, keptBytes, MOST_BYTES, MOST_IMAGES, remove, removeAll, type ShownPicture } from "./gallery";
 import { change } from "./generation";
 
@@ -12,7 +12,7 @@ export function GalleryView({ onEdit }: { onEdit: (picture: ShownPicture) => voi
   return (
     <section aria-labelledby="gallery-title">
       <h2 id="gallery-title">Gallery</h2>
-      {unkept.value && <p class="note bad" role="alert">{unkept.value}</p>}
+      <Unkept />
       <Limit />
       <ul class="gallery">
         {gallery.value.map((picture) => (
@@ -35,21 +35,13 @@ export function GalleryView({ onEdit }: { onEdit: (picture: ShownPicture) => voi
 
 /** How much is kept, how much may be, and the button that deletes all. */
 function Limit() {
-  const [sure, setSure] = useState(false);
   const count = gallery.value.length;
   return (
     <div class="row kept">
       <span class="hint">
         This browser keeps {count === 1 ? "1 image" : `${count} images`} ({bytes(keptBytes.value)}). At {MOST_IMAGES} images or {bytes(MOST_BYTES)} it deletes the oldest.
       </span>
-      {sure
-        ? (
-          <span class="sure" role="alert">Delete all images in this browser?
-            <button type="button" class="danger" onClick={() => { setSure(false); void removeAll(); }}>Delete all</button>
-            <button type="button" class="quiet" onClick={() => setSure(false)}>Cancel</button>
-          </span>
-        )
-        : <button type="button" class="quiet" onClick={() => setSure(true)}>Delete all images</button>}
+      <DeleteButton question="Delete all images in this browser?" onDelete={() => void removeAll()}>Delete all images</DeleteButton>
     </div>
   );
 }

@@ -1,11 +1,11 @@
 // Generation and editing of images.
 
 import { Modality } from "../../generated/allm/models/v1/model_pb";
-import { link, loading } from "../catalog";
+import { link } from "../catalog";
 import { DropZone } from "../drop_zone";
-import { AreaField, NumberFields } from "../fields";
+import { AreaField, NumberFields, SubmitOrStop } from "../fields";
 import { ModelPicker, NoModel, picked } from "../model_picker";
-import { queueSentence } from "../models/queue";
+import { waitingFor } from "../models/waiting_for";
 import { Empty, FailureNote } from "../notes";
 import { base, mask, setBase, setMask } from "./editing";
 import { gallery } from "./gallery";
@@ -31,10 +31,6 @@ export function ImageView() {
     if (base.value) void edit(model, base.value.content, mask.value);
     else void generate(model);
   };
-  const onStop = (event: Event) => {
-    event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
-    stop();
-  };
   const put = (name: keyof ImageForm) => (text: string) => change({ [name]: text });
   return (
     <div class="split">
@@ -47,9 +43,7 @@ export function ImageView() {
             { label, placeholder: usual, value: form.value[name], problem: problem(name, form.value), onText: put(name) }
           ))} />
           <div class="row end">
-            {busy
-              ? <button type="button" class="primary" onClick={onStop}>Stop</button>
-              : <button type="submit" class="primary" disabled={!possible}>{base.value ? "Edit image" : "Generate"}</button>}
+            <SubmitOrStop busy={busy} possible={possible} onStop={stop}>{base.value ? "Edit image" : "Generate"}</SubmitOrStop>
           </div>
         </form>
       </aside>
@@ -86,10 +80,8 @@ function GenerationView({ now }: { now: Generation }) {
 }
 
 function progress({ model, started, step, steps }: Generation): string {
-  if (link.value.state === "away") return "Reconnecting to the server…";
-  if (step) return `Step ${step} of ${steps}`;
-  if (!started && loading(model)) return "Loading the model…";
-  return queueSentence(Modality.IMAGE, model) || (started ? "Waiting for the first step…" : "Waiting for the model…");
+  const reason = waitingFor(Modality.IMAGE, model, started);
+  return step && link.value.state !== "away" ? `Step ${step} of ${steps}` : reason || "Waiting for the first step…";
 }
 
 /** The image to edit, with its mask. */

@@ -1,8 +1,9 @@
 // Checks of the image form before it is sent; the server checks the model's own limits.
 
+import { numberProblem, type Limits } from "../fields";
 import type { ImageForm } from "./generation";
 
-const NUMBERS: Partial<Record<keyof ImageForm, { label: string; low: number; high: number; whole: boolean }>> = {
+const NUMBERS: Partial<Record<keyof ImageForm, Limits>> = {
   width: { label: "Width", low: 1, high: 16384, whole: true },
   height: { label: "Height", low: 1, high: 16384, whole: true },
   steps: { label: "Steps", low: 1, high: 1000, whole: true },
@@ -18,8 +19,5 @@ export function problem(name: keyof ImageForm, form: ImageForm): string | null {
   const text = form[name];
   const other = name === "width" ? form.height : name === "height" ? form.width : "";
   if (!text.trim() && other.trim()) return "Enter both width and height, or neither.";
-  if (!limits || !text.trim()) return null;
-  const value = Number(text);
-  const right = Number.isFinite(value) && value >= limits.low && value <= limits.high && (!limits.whole || Number.isInteger(value));
-  return right ? null : `${limits.label} must be ${limits.whole ? "a whole number" : "a number"} from ${limits.low} to ${limits.high}.`;
+  return limits ? numberProblem(text, limits) : null;
 }

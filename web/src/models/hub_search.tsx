@@ -10,6 +10,7 @@ import { ChoiceField, TextField } from "../fields";
 import { ask } from "../grpc_web";
 import { amount, bytes } from "../measures";
 import { FailureNote } from "../notes";
+import { remembered } from "../remembered";
 import { add, doing, FORMATS, withoutAdvice } from "./management";
 import { downloaded, stateName } from "./states";
 
@@ -28,37 +29,26 @@ const TONES: Record<HubFit, string> = {
   [HubFit.UNSUPPORTED]: "failed",
 };
 
-const PLACE = "allm.hub-search"; // of the last search, which a reload repeats
-const NO_SEARCH = { query: "", format: "gguf", made: false };
-const last = lastSearch();
-const query = signal(last.query);
-const format = signal(last.format);
+// The last search, which a reload repeats if it was made.
+const form = remembered("hub-search", { query: "", format: "gguf", made: false }, sessionStorage);
 const found = signal<{ format: string; repositories: HubRepository[] } | null>(null);
 let searches = 0;
 
-function lastSearch(): typeof NO_SEARCH {
-  try {
-    return { ...NO_SEARCH, ...JSON.parse(sessionStorage.getItem(PLACE) ?? "{}") };
-  } catch {
-    return NO_SEARCH; // of another version of the console
-  }
-}
-
 /** True if a search was made in this tab. */
 export function searched(): boolean {
-  return found.value !== null || last.made;
+  return form.value.made;
 }
 
 export function HubSearch() {
   const [busy, setBusy] = useState(false);
   const [failure, setFailure] = useState<Failure | null>(null);
   const search = async () => {
-    sessionStorage.setItem(PLACE, JSON.stringify({ query: query.value, format: format.value, made: true }));
-    const [mine, asked] = [++searches, format.value];
+    const { query, format: asked } = (form.value = { ...form.value, made: true });
+    const mine = ++searches;
     setBusy(true);
     setFailure(null);
     try {
-      const { repositories } = await ask(ModelService.method.searchHub, { query: query.value.trim(), format: asked });
+      const { repositories } = await ask(ModelService.method.searchHub, { query: query.trim(), format: asked });
       if (mine === searches) found.value = { format: asked, repositories };
     } catch (error) {
       if (mine === searches) {
@@ -69,16 +59,16 @@ export function HubSearch() {
     if (mine === searches) setBusy(false);
   };
   useEffect(() => {
-    if (last.made && !found.value) void search();
+    if (form.peek().made && !found.peek()) void search();
   }, []);
   const count = found.value?.repositories.length ?? 0;
   return (
     <div class="register">
       <form onSubmit={(event) => { event.preventDefault(); void search(); }} class="register" role="search">
         <div class="grid">
-          <TextField label="Name" value={query.value} onText={(text) => (query.value = text)} placeholder="such as Qwen3 or whisper"
+          <TextField label="Name" value={form.value.query} onText={(query) => (form.value = { ...form.value, query })} placeholder="such as Qwen3 or whisper"
             hint="Empty: the most downloaded models" problem={failure?.param === "query" ? failure.sentence : null} />
-          <ChoiceField label="Kind" value={format.value} choices={FORMATS} onText={(text) => (format.value = text)} />
+          <ChoiceField label="Kind" value={form.value.format} choices={FORMATS} onText={(format) => (form.value = { ...form.value, format })} />
         </div>
         <div class="row end">
           <span role="status" class="hint">{busy ? "Searching…" : found.value ? `${count} ${count === 1 ? "repository" : "repositories"} found` : ""}</span>

@@ -7,6 +7,7 @@ import { asFailure, type Failure } from "../failure";
 import { ask } from "../grpc_web";
 import { bytes } from "../measures";
 import { FailureNote } from "../notes";
+import { DeleteButton } from "../sure";
 import { doing, load, remove, unload } from "./management";
 import { stateName } from "./states";
 
@@ -16,7 +17,7 @@ export function ModelCard({ model, manages }: { model: Model; manages: boolean }
   const loading = model.state === ModelState.READY && model.replicas.some((each) => each.memory?.loading);
   return (
     <li class="card model" data-model={model.id} data-state={state}>
-      <div class="row">
+      <div class="row between">
         <h2>{model.id}</h2>
         <span class={`badge ${loading ? "pending" : state}`}>{loading ? "loading" : state}</span>
       </div>
@@ -74,7 +75,6 @@ function kept({ state, reason, doneBytes, totalBytes }: CanonicalFiles): string 
 }
 
 function Actions({ model, manages, busy }: { model: Model; manages: boolean; busy: boolean }) {
-  const [sure, setSure] = useState(false);
   const [why, setWhy] = useState<ExplainModelResponse | Failure | null>(null);
   const explain = async () => {
     if (why) return setWhy(null);
@@ -94,12 +94,10 @@ function Actions({ model, manages, busy }: { model: Model; manages: boolean; bus
         {manages && loadable && <button type="button" disabled={busy} onClick={() => void load(model.id)}>{loaded ? "Keep loaded" : "Load"}<span class="hidden">{name}</span></button>}
         {manages && (loaded || model.keepLoaded) && <button type="button" disabled={busy} onClick={() => void unload(model.id)}>Unload<span class="hidden">{name}</span></button>}
         <button type="button" aria-expanded={why !== null} onClick={() => void explain()}>Why<span class="hidden">{name}</span></button>
-        {manages && !sure && <button type="button" class="quiet" disabled={busy} onClick={() => setSure(true)}>Delete<span class="hidden">{name}</span></button>}
-        {sure && (
-          <span class="sure" role="alert">Delete this model and its downloaded files?
-            <button type="button" class="danger" onClick={() => { setSure(false); void remove(model.id); }}>Delete<span class="hidden">{name}</span></button>
-            <button type="button" class="quiet" onClick={() => setSure(false)}>Cancel</button>
-          </span>
+        {manages && (
+          <DeleteButton question="Delete this model and its downloaded files?" disabled={busy} onDelete={() => void remove(model.id)}>
+            Delete<span class="hidden">{name}</span>
+          </DeleteButton>
         )}
       </div>
       {why instanceof Error && <FailureNote failure={why} />}
