@@ -126,7 +126,7 @@ def rendering(browser: Browser) -> None:
 PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 # The actions before a screenshot on a phone.
 PHONE_VIEWS = {
-    "chat": "document.querySelector('details.panel').open = false; window.scrollTo(0, 0)",
+    "chat": "document.querySelectorAll('details.panel').forEach((each) => (each.open = false)); window.scrollTo(0, 0)",
     "models": "window.scrollTo({top: 0, behavior: 'instant'})",
     "machine": "document.querySelector('.plots').scrollIntoView({block: 'start', behavior: 'instant'})",
 }
