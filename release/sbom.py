@@ -98,6 +98,6 @@ def _console(lock: Path) -> Iterator[Component]:
             type=ComponentType.LIBRARY,
             bom_ref=f"npm:{path}",
             purl=PackageURL("npm", scope, name, found["version"]),
-            licenses=[LicenseFactory().make_from_string(found["license"])],
+            licenses=[LicenseFactory().make_from_string(each) for each in (found.get("license"),) if each],
             hashes=[HashType(alg=HashAlgorithm.SHA_512, content=sha512)],
         )

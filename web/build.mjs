@@ -129,7 +129,7 @@ function licences(...metafiles) {
     const about = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
     const file = readdirSync(folder).sort().find((entry) => /^licen[cs]e/i.test(entry));
     const text = file ? readFileSync(join(folder, file), "utf8").trim() : "";
-    return `${name} ${about.version} (${about.license})\n\n${text}\n`;
+    return `${name} ${about.version} (${about.license ?? "licence below"})\n\n${text}\n`;
   }).join(`\n${"-".repeat(80)}\n\n`);
 }
 
