@@ -7,7 +7,7 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${CMAKE_CURRENT_LI
 
 # Linked into ggml's processor backend, a target that exists at the end of the configuration.
 if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
-  set(ALLM_BF16 ${CMAKE_CURRENT_LIST_DIR}/llama_bf16.c)
-  cmake_language(DEFER CALL target_sources ggml-cpu PRIVATE ${ALLM_BF16})
+  set(BF16_WITH_AMX ${CMAKE_CURRENT_LIST_DIR}/llama_bf16.c)
+  cmake_language(DEFER CALL target_sources ggml-cpu PRIVATE ${BF16_WITH_AMX})
   cmake_language(DEFER CALL target_link_options ggml-cpu PRIVATE -Wl,--wrap=llamafile_sgemm)
 endif()
