@@ -89,6 +89,7 @@ def _console(lock: Path) -> Iterator[Component]:
     for path, found in json.loads(lock.read_text(encoding="utf-8"))["packages"].items():
         if not path or found.get("dev"):
             continue
+        license = found.get("license")
         scope, _, name = path.rpartition("node_modules/")[2].rpartition("/")
         sha512 = base64.b64decode(found["integrity"].removeprefix("sha512-")).hex()
         yield Component(
@@ -98,6 +99,6 @@ def _console(lock: Path) -> Iterator[Component]:
             type=ComponentType.LIBRARY,
             bom_ref=f"npm:{path}",
             purl=PackageURL("npm", scope, name, found["version"]),
-            licenses=[LicenseFactory().make_from_string(each) for each in (found.get("license"),) if each],
+            licenses=[LicenseFactory().make_from_string(license)] if license else [],
             hashes=[HashType(alg=HashAlgorithm.SHA_512, content=sha512)],
         )

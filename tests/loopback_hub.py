@@ -6,9 +6,9 @@
         hub.add("org/model", newer_folder)    # a new commit of the branch; the old one stays available
 
 It serves the parts of the protocol that huggingface_hub uses: the search of repositories, a repository's listing, and
-its files. Large files
-(`LFS`, by suffix or size) are listed with their SHA-256 and redirected to another port, as to a CDN; small ones are
-served directly. Files are copied when added. Every repository also has a `.gitattributes`, as on the real hub.
+its files. Large files (`LFS`, by suffix or size) are listed with their SHA-256 and redirected to another port, as to a
+CDN; small ones are served directly. Files are copied when added. Every repository also has a `.gitattributes`, as on
+the real hub.
 
 Faults name a file by its path, in any repository; LISTING is the listing. Those with `times` end by themselves.
 """
@@ -19,6 +19,7 @@ import contextlib
 import email.utils
 import hashlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -32,6 +33,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pytest
 
 LISTING = ""
 LFS = (".safetensors", ".gguf", ".bin", ".pt", ".onnx")
@@ -466,3 +469,16 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"date": email.utils.formatdate(usegmt=True), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+@contextlib.contextmanager
+def hub_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    """Yields an empty hub, as if HF_ENDPOINT pointed to it."""
+    from huggingface_hub import close_session, constants
+
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # the user may be logged in
+    with LoopbackHub() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+        yield running
+    close_session()

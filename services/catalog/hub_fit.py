@@ -1,4 +1,4 @@
-"""Whether a model that is not downloaded yet would run on the machines of this installation, by rules of thumb.
+"""Estimates whether a model on the hub fits the machines of this installation, by rules of thumb.
 
 The services estimate exactly once they have its headers; a search has its size, its architecture and what the replicas
 report.
@@ -14,12 +14,12 @@ from services.catalog.replica_status import Replica
 from services.errors import Unsupported
 from services.models.descriptor import ModelFacts
 from services.models.runtimes import RuntimeSpec
+from services.settings.modality_settings import MIB
 from services.telemetry.figures import HostFigures
 
 Fit = Literal["unknown", "fits", "needs_room", "too_large", "unsupported"]
 FITS: tuple[Fit, ...] = ("fits", "needs_room", "unknown", "too_large", "unsupported")  # best first
 
-MIB = 1024 * 1024
 _CACHE_SHARE = 0.25  # of the weights, for caches and buffers
 _WORKERS: Mapping[str, int] = {"llama_cpp": 500 * MIB}  # bytes of a worker with the smallest model
 _WORKER = 900 * MIB  # of one that imports torch

@@ -1,4 +1,4 @@
-"""How long the waiting threads of GNU's OpenMP spin, by how busy the machine is.
+"""Adapts how long waiting threads of GNU's OpenMP spin to how busy the machine is.
 
 Threads that share the work of a step wait for each other hundreds of times. A thread that sleeps there needs 0.1 ms to
 wake up on a virtual machine; a thread that spins takes the core from the one that it waits for, if other processes want

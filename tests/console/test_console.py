@@ -104,7 +104,7 @@ def test_a_page_of_another_origin_gets_nothing(stack: Stack) -> None:
 
 
 def test_the_first_load_is_small() -> None:
-    """What draws formulas and diagrams loads with the first of them: the page's scripts only name it in `import()`."""
+    """Formulas and diagrams load on demand: the page's scripts name the files that draw them only in `import()`."""
     files = {each.file.name: each.file.read_text() for each in console.static_files()}
     first = {"index.html"}
     while (

@@ -1,4 +1,4 @@
-"""What a repository that the hub's search found offers to register: its models with source, size and properties.
+"""Lists the models in a repository that the hub's search found: source, size and properties of each.
 
 It reads the list of files only, and the indexes of sharded weights: registration checks the rest.
 """

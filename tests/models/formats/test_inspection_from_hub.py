@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import close_session, constants
 
 from services.errors import AllmError, ModelInvalid
 from services.models.formats.inspect import inspect
 from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
-from tests.loopback_hub import LoopbackHub
+from tests.loopback_hub import LoopbackHub, hub_of_this_process
 from tests.models.formats.handmade_models import (
     checkpoint,
     checkpoint_pickle,
@@ -32,12 +30,8 @@ from tests.models.formats.handmade_models import (
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
-    with LoopbackHub() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+    with hub_of_this_process(monkeypatch) as running:
         yield running
-    close_session()
 
 
 def served(hub: LoopbackHub, folder: Path) -> HubTree:

@@ -166,7 +166,7 @@ def test_the_events_of_any_answer_agree_with_its_items() -> None:
 
 
 class Steps:
-    """What a run sees of a completion whose events come in these steps; an empty one is a silence."""
+    """Stands for a completion whose events come in these steps; an empty step is a silence."""
 
     ignored = ()
     usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=2)
