@@ -11,6 +11,7 @@ from services.text.engine.sampling import SamplingParams
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+Detail = Literal["auto", "low", "high"]
 ReasoningEffort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -24,11 +25,23 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture in the content of a message, as the caller sent it: a file or an address."""
+
+    at: int  # the number of characters of the content that come before it
+    param: str  # the caller's name of it, for errors, such as `messages[0].content[1].image_url.url`
+    data: bytes = b""  # the file; empty: it is at `url`
+    url: str = ""  # without `data`: an address, not a data URL
+    detail: Detail = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message of a conversation."""
 
     role: Role
     content: str
+    pictures: tuple[Picture, ...] = ()  # in the order of the content
     name: str = ""
     reasoning: str = ""  # an assistant's reasoning before its text
     tool_calls: tuple[ToolCall, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,6 +51,23 @@ class Load:
     capability: Capability = "chat"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """A decoded picture, upright, without transparency."""
+
+    width: int
+    height: int
+    pixels: bytes  # rows of RGB uint8, `height * width * 3` bytes
+    detail: Literal["auto", "low", "high"] = "auto"
+    param: str = ""  # the caller's name of it, for errors
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies what the model sees: 16 bytes."""
+        head = f"{self.width}x{self.height} {self.detail} ".encode()
+        return hashlib.blake2b(head + self.pixels, digest_size=16).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class Submit:
     """A request: the rendered prompt, with the model's special tokens spelled out, or its tokens."""
@@ -68,6 +86,8 @@ class Submit:
     scored: bool = False  # whether `logprobs`, which is then no None, is also for the tokens of the prompt
     # Whether a prompt that leaves no room for max_tokens is refused; otherwise the answer ends with the context.
     room_required: bool = True
+    pictures: tuple[Pixels, ...] = ()  # in the order of the prompt; only with a prompt of text
+    mark: str = ""  # the text that stands in the prompt for each picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +139,7 @@ class DecoderReady:
     add_bos: bool  # whether the tokenizer itself prepends `bos`
     # The model's tokens before the prompt, before the suffix and before the text that fills the gap between them.
     infill: tuple[int, int, int] | None = None
+    sees: bool = False  # whether a prompt may have pictures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

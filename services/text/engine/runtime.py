@@ -1,7 +1,11 @@
 """The interface between the batch loop and a text runtime, which steps batches of sequences.
 
 A runtime knows token ids, sequence ids and cells, but no requests, no text beyond single tokens and no wire format. One
-thread calls all methods except `tokenize` and `constraint`, which another thread may call during a `step`.
+thread calls all methods except `tokenize`, `see` and `constraint`, which another thread may call during a `step`.
+
+A picture in a prompt has tokens like text, so that positions, cells and prefix reuse work as they do for text. These
+tokens are negative numbers made from the picture's digest: equal pictures have equal tokens, and no token of a
+vocabulary is among them.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
+from services.text.engine.messages import DecoderReady, EngineOptions, Pixels, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
@@ -30,9 +34,24 @@ class Scoring:
     found: list[TokenLogprob] = field(default_factory=list)  # one for each token, from `Runtime.step`
 
 
+def picture_token(digest: bytes, part: int) -> int:
+    """Returns the number of the tokens of a picture's part, which is below 0."""
+    return -1 - (int.from_bytes(digest, "big") << 16 | part)
+
+
+@dataclass(slots=True, eq=False)
+class PicturePart:
+    """A part of a picture that a model encodes at once, and its place in a prompt."""
+
+    start: int  # position of its first token in the prompt
+    count: int  # number of its tokens, all with the same number, from `picture_token`
+    source: Any  # from `Runtime.see`, for `Runtime.encode`
+    embeddings: Any | None = None  # from `Runtime.encode` [count, width]; None: not computed, or no longer needed
+
+
 @dataclass(slots=True)
 class TokenSpan:
-    """Tokens of one sequence to compute in a step."""
+    """Tokens of one sequence to compute in a step: only tokens of the vocabulary, or only tokens of one picture part."""
 
     sequence: int  # id in the runtime's cache
     start: int  # position of the first token
@@ -40,6 +59,7 @@ class TokenSpan:
     sampler: Any | None  # from `Runtime.sampler`, to sample the next token; None inside a prompt
     drafts: int = 0  # tokens at the end that are guesses (speculation.py); only with a sampler
     scoring: Scoring | None = None  # only without guesses
+    embeddings: Any | None = None  # of a picture part: those of these tokens [tokens, width]; then without a sampler
 
     @property
     def rows(self) -> int:
@@ -97,6 +117,16 @@ class Runtime(Protocol):
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the token ids of a prompt. Spelled-out special tokens become single tokens."""
+
+    def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
+        """Returns the tokens that stand for a picture in a prompt, with the model's own around it, and its parts.
+
+        The parts' `start` counts from the first of these tokens. Scales the picture to what the model takes, but
+        encodes nothing. Raises EngineError (UNSUPPORTED for a model that does not see, INVALID_REQUEST).
+        """
+
+    def encode(self, part: PicturePart) -> None:
+        """Computes the embeddings of a part."""
 
     def constraint(self, grammar: str) -> Any:
         """Returns the grammar state of one request's answer. Raises EngineError if the grammar does not compile."""

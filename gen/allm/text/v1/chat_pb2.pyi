@@ -83,6 +83,68 @@ FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
 """The model calls one or more tools and waits for their results."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _ImageDetail:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ImageDetailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ImageDetail.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    IMAGE_DETAIL_UNSPECIFIED: _ImageDetail.ValueType  # 0
+    """The same as `IMAGE_DETAIL_AUTO`."""
+    IMAGE_DETAIL_AUTO: _ImageDetail.ValueType  # 1
+    """The model's own default."""
+    IMAGE_DETAIL_LOW: _ImageDetail.ValueType  # 2
+    """The whole picture, scaled down: fewest tokens."""
+    IMAGE_DETAIL_HIGH: _ImageDetail.ValueType  # 3
+    """As many parts or pixels of the picture as the model takes."""
+
+class ImageDetail(_ImageDetail, metaclass=_ImageDetailEnumTypeWrapper):
+    """How closely a model looks at a picture. Models that have only one way ignore it."""
+
+IMAGE_DETAIL_UNSPECIFIED: ImageDetail.ValueType  # 0
+"""The same as `IMAGE_DETAIL_AUTO`."""
+IMAGE_DETAIL_AUTO: ImageDetail.ValueType  # 1
+"""The model's own default."""
+IMAGE_DETAIL_LOW: ImageDetail.ValueType  # 2
+"""The whole picture, scaled down: fewest tokens."""
+IMAGE_DETAIL_HIGH: ImageDetail.ValueType  # 3
+"""As many parts or pixels of the picture as the model takes."""
+Global___ImageDetail: _TypeAlias = ImageDetail  # noqa: Y015
+
+@_typing.final
+class ImagePart(_message.Message):
+    """A picture, for models that see."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The file: PNG, JPEG, WebP, or GIF, of which the first frame counts."""
+    url: _builtins.str
+    """A data URL; the address of a picture that this service's image API has drawn; or an https address of a host that
+    the operator allows (ALLM_IMAGE_HOSTS).
+    """
+    detail: Global___ImageDetail.ValueType
+    """How closely the model looks at it. Default: the model's own."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        url: _builtins.str = ...,
+        detail: Global___ImageDetail.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "detail", b"detail", "source", b"source", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___ImagePart: _TypeAlias = ImagePart  # noqa: Y015
+
 @_typing.final
 class ContentPart(_message.Message):
     """A part of a message's content."""
@@ -91,21 +153,27 @@ class ContentPart(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, UTF-8."""
     refusal: _builtins.str
     """The text of the assistant's refusal; only in assistant messages."""
+    @_builtins.property
+    def image(self) -> Global___ImagePart:
+        """A picture; only in user and tool messages, and for models that see."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         refusal: _builtins.str = ...,
+        image: Global___ImagePart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "refusal", b"refusal", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "refusal", b"refusal", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "refusal", b"refusal", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "refusal", b"refusal", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "refusal", "image"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
