@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tests.chaos.chaos_stack import ChaosStack
-from tests.chaos.footprint import at_rest
+from tests.chaos.footprint import SERVICES, at_rest
 from tests.chaos.gateway_caller import GatewayCaller
 from tests.chaos.outcome import Outcome, Tally
+from tests.chaos.stack_members import service_pid
 from tests.chaos.steady_load import SteadyLoad, steady_load
 
 # Injects the fault and repairs it if needed; returns the moment from which on the stack should be healthy again.
@@ -40,6 +41,7 @@ class Finding:
     fault: Fault
     tally: Tally
     recovery_seconds: float
+    restarted: frozenset[str] = frozenset()  # services that the supervisor had to start again
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -73,6 +75,7 @@ async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding
     `pause`: seconds between a caller's first two requests; each later pause is longer.
     """
     await fault.prepare(stack)
+    before = _service_pids(stack)
     caller = GatewayCaller(stack.operator.stack, stack.known)
     try:
         async with steady_load(caller, fault.load, pause) as load:
@@ -84,7 +87,12 @@ async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding
     finally:
         await caller.close()
     await at_rest(stack.operator.stack)
-    return Finding(fault, Tally(load.attempts, may_cut=fault.may_cut), recovered - well)
+    restarted = frozenset(name for name, _ in before ^ _service_pids(stack))
+    return Finding(fault, Tally(load.attempts, may_cut=fault.may_cut), recovered - well, restarted)
+
+
+def _service_pids(stack: ChaosStack) -> set[tuple[str, int]]:
+    return {(name, service_pid(stack.operator.stack, name)) for name in SERVICES}
 
 
 def in_turn(*faults: Fault) -> Fault:

@@ -70,12 +70,16 @@ def footprint(stack: Stack) -> Footprint:
 
 
 def work(stack: Stack) -> list[str]:
-    """Lists the stack's running work and held models; empty once all requests have ended."""
+    """Lists the stack's running work, held models and services without an answer; empty once all requests ended."""
     busy = [f"{name} of {model}: {value:g}" for name, model, value in _metrics(stack) if name in BUSY and value]
     for service in SERVICES:
         with grpc.insecure_channel(f"unix:{stack.note['folder']}/{service}.sock") as channel:
             stub = residency_service_pb2_grpc.ResidencyServiceStub(channel)
-            reported = stub.GetResidency(residency_service_pb2.GetResidencyRequest(), timeout=SETTLE_SECONDS)
+            try:
+                reported = stub.GetResidency(residency_service_pb2.GetResidencyRequest(), timeout=SETTLE_SECONDS)
+            except grpc.RpcError as error:
+                busy.append(f"{service} does not answer: {error}")
+                continue
         busy += [f"{model.model_id} is in use" for model in reported.residency.models if model.busy]
     return busy
 

@@ -41,6 +41,7 @@ async def test_every_request_has_a_right_answer_or_a_clear_end(broken: ChaosStac
     assert not tally.of(Outcome.HUNG), tally.reasons(Outcome.HUNG)
     assert not tally.of(Outcome.LOST), tally.reasons(Outcome.LOST)
     assert not [attempt for attempt in tally.failed if attempt.kind in fault.spared]
+    assert fault.may_cut or not found.restarted, "only a fault that stops services may cost one"
 
 
 async def test_cancelled_requests_leave_nothing_behind(broken: ChaosStack) -> None:
