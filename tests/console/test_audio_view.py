@@ -223,11 +223,12 @@ def test_the_microphone_is_transcribed_while_it_records(microphone: Page) -> Non
     page = microphone
     page.click("button", "Use microphone")
     page.wait_text("Recording")
-    heard = f"({PHRASES} + (document.querySelector('.partial')?.innerText ?? '')).length > 20"
-    page.wait(heard)
+    # The silence after the sentence makes it final. The browser's microphone drops sound on a busy machine.
+    expected = words(librivox()[0].transcript)
+    said = "|".join(sorted(word for word in expected if len(word) > 2))
+    page.wait(f"/\\b({said})\\b/i.test({PHRASES})")
     assert "Recording" in page.text()
     page.click("button", "Stop recording")
     page.wait_text("Transcribed")
-    expected = words(librivox()[0].transcript)
     assert words(page.evaluate(PHRASES)) & expected
     page.wait("document.querySelector('audio')?.src.startsWith('blob:')")
