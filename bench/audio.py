@@ -24,9 +24,10 @@ from rich.console import Console
 from bench.audio_contender import Contender, allm, encoders, libraries, library
 from bench.audio_library import Level, Library, Plan
 from bench.audio_material import LONG, order
-from bench.audio_result import Entry, markdown
+from bench.audio_result import Entry, markdown, rows
 from bench.noise import NoiseMeter
 from bench.results_folder import save
+from bench.row import Row
 
 CONCURRENCIES = (1, 4, 16)
 BATCHES = (4, 8, 16)
@@ -116,6 +117,16 @@ class Rounds:
         if found is None:
             found = self._running[name] = self._stack.enter_context(library(self._plans[name]))
         return found
+
+
+def beside_libraries(rounds: int, threads: int) -> list[Row]:
+    """Measures clips at all numbers of clients, as the service computes them, beside the best libraries."""
+    with Rounds(threads, "int8", True, vad=True) as turns:
+        chosen = {clients: turns.choose(clients) for clients in CONCURRENCIES}
+        for number in range(rounds):
+            for clients in CONCURRENCIES:
+                turns.take(number, clients, chosen[clients])
+    return rows(turns.entries)
 
 
 def _fits(plan: Plan, clients: int) -> bool:

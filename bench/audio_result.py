@@ -11,6 +11,7 @@ from statistics import median
 from bench.audio_library import Level, Library, Plan, Timing
 from bench.audio_material import LONG, recording, word_errors
 from bench.noise import Noise
+from bench.row import Row, counted
 from bench.run import machine
 
 OURS = "allm"
@@ -95,6 +96,21 @@ def markdown(entries: Sequence[Entry], threads: int, compute_type: str, *, vad: 
         lines += _rows(str(clients), level, TARGETS.get(clients))
     lines += _rows("1, ten minutes", [entry for entry in speech if entry.long], None)
     return "\n".join([*lines, "", *_floor(measured)]) + "\n"
+
+
+def rows(entries: Sequence[Entry]) -> list[Row]:
+    """Returns the figures that have a bar, each beside the best library's at that number of clients."""
+    found: list[Row] = []
+    for clients, target in TARGETS.items():
+        level = [one for one in entries if one.round >= 0 and one.clients == clients and not one.long]
+        medians = {name: _median(level, name) for name in {entry.name for entry in level}}
+        ours = medians.pop(OURS)
+        case = counted(clients, "client")
+        best = max(medians, key=lambda name: medians[name].speed)
+        found.append(Row(case, "seconds of sound a second", ours.speed, medians[best].speed, best, target))
+        best = min(medians, key=lambda name: medians[name].wrong)
+        found.append(Row(case, "wrong words, %", ours.wrong, medians[best].wrong, best, 1.0, at_most=True))
+    return found
 
 
 def _rows(what: str, level: Sequence[Entry], target: float | None) -> list[str]:

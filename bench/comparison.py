@@ -8,6 +8,7 @@ from statistics import median
 
 from bench.level import LevelResult
 from bench.prompts import PromptSet
+from bench.row import Row, counted
 
 TTFT_FACTOR, TTFT_SLACK_MS = 1.05, 10.0  # how much later than the peer's the first token may come
 _TARGET_ALONE, _TARGET_TOGETHER = 0.97, 1.0
@@ -114,6 +115,21 @@ class Comparison:
     def prompt_enough(self) -> bool:
         """True if the first token is within the bound: 5% + 10 ms."""
         return self.ours.ttft_p50_ms <= self.peer.ttft_p50_ms * TTFT_FACTOR + TTFT_SLACK_MS
+
+
+def rows(comparisons: Iterable[Comparison]) -> list[Row]:
+    """Returns the figures of the comparisons that have a bar."""
+    found: list[Row] = []
+    for one in comparisons:
+        case, ours, peer = one.case, one.ours, one.peer
+        label = f"{case.precision}, {case.prompt_set} prompts, {counted(case.concurrency, 'client')}"
+        name = f"llama-server, {one.setting}"
+        found.append(Row(label, "tokens/s", ours.tokens_per_s, peer.tokens_per_s, name, case.target))
+        if case.prompt_set is PromptSet.SHARED:
+            found.append(Row(label, "first token, ms", ours.ttft_p50_ms, peer.ttft_p50_ms, name, 1.0, at_most=True))
+        found.append(Row(label, "gap p95, ms", ours.gap_p95_ms, ours.gap_p50_ms, "its median", EVEN, at_most=True))
+        found.append(Row(label, "memory under load, MiB", ours.loaded_mib, peer.loaded_mib, name, 1.0, at_most=True))
+    return found
 
 
 def _ratio(ours: float, peer: float) -> float:

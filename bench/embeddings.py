@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from bench.contender import BUILD_DIR
-from bench.loop_peer import Level, Plan, compare, peer
+from bench.loop_peer import Level, Plan, compare, main, peer
+from bench.row import Row
 from services.models.demo.copied_demo import ENCODER
 from services.worker.processor import has_bfloat16
 
@@ -47,8 +48,15 @@ def run_peer(plan: Plan) -> None:
     peer(embed)
 
 
+def beside_transformers(rounds: int, threads: int) -> list[Row]:
+    """Measures all levels."""
+    return compare(
+        "bench.embeddings", model(), "/v1/embeddings", lambda texts: {"input": texts}, LEVELS, rounds, threads
+    )
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         run_peer(msgspec.json.decode(sys.argv[1], type=Plan))
     else:
-        compare("bench.embeddings", model(), "/v1/embeddings", lambda texts: {"input": texts}, LEVELS)
+        main(beside_transformers)

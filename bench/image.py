@@ -20,9 +20,10 @@ from rich.console import Console
 
 from bench.image_contender import Contender, allm, pipeline
 from bench.image_pipeline import Level, Plan, Timing
-from bench.image_result import OURS, Entry, difference, markdown
+from bench.image_result import OURS, Entry, difference, markdown, rows
 from bench.noise import NoiseMeter
 from bench.results_folder import save
+from bench.row import Row
 
 CONCURRENCIES = (1, 4, 16)
 _PICTURES = {1: 6, 4: 16, 16: 48}
@@ -79,6 +80,16 @@ class Rounds:
         self.entries.append(entry)
         self._console.print(entry.line, markup=False, highlight=False, soft_wrap=True)
         return timing
+
+
+def beside_pipeline(rounds: int, threads: int) -> list[Row]:
+    """Measures all numbers of clients beside the pipeline, alone and with all prompts in one call."""
+    plan = Plan(threads=threads, steps=20, guidance=2.5)
+    with Rounds(plan, max(CONCURRENCIES), quick=True) as turns:
+        for number in range(rounds):
+            for clients in CONCURRENCIES:
+                turns.take(number, clients)
+    return rows(turns.entries)
 
 
 def main(

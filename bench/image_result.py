@@ -10,10 +10,12 @@ from statistics import median
 
 from bench.image_pipeline import SIDE, Level, Plan, Timing
 from bench.noise import Noise
+from bench.row import Row, counted
 from bench.run import machine
 
 OURS = "allm"
 TARGETS = {1: 0.95, 4: 1.0, 16: 1.0}  # ratios to the speed of the looped pipeline
+TOGETHER = 0.95  # to that of the pipeline with all prompts in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,19 @@ def ratios(entries: Sequence[Entry], clients: int, name: str) -> tuple[float, fl
     pairs = [(ours[entry.round], entry) for entry in level if entry.name == name]
     speed = median(one.speed / other.speed for one, other in pairs)
     return speed, median(other.cpu / max(one.cpu, 1e-9) for one, other in pairs)
+
+
+def rows(entries: Sequence[Entry]) -> list[Row]:
+    """Returns images/s beside the pipeline's in a loop and, with several clients, with all prompts in one call."""
+    found: list[Row] = []
+    for clients, name in sorted({(entry.clients, entry.name) for entry in entries if entry.name != OURS}):
+        ours, peer = (
+            median(entry.speed for entry in entries if (entry.clients, entry.name) == (clients, who))
+            for who in (OURS, name)
+        )
+        bar = TARGETS[clients] if name.endswith("loop") else TOGETHER
+        found.append(Row(counted(clients, "client"), "images/s", ours, peer, name, bar))
+    return found
 
 
 def markdown(entries: Sequence[Entry], plan: Plan, differences: dict[int, int]) -> str:

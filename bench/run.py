@@ -45,6 +45,7 @@ from bench.turn import Turn, take
 from bench.weights import Precision, gguf
 
 RESULTS_DIR = Path(__file__).parent / "results"
+ROUNDS = 3
 _IDLE_LIMIT_PERCENT = 5.0
 
 
@@ -65,8 +66,8 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """True if the plan holds every usual case with the usual number of requests."""
-        return not self.quick and {*product(Precision, PromptSet, CONCURRENCIES)} <= {
+        """True if the plan holds every usual case in three rounds."""
+        return self.rounds >= ROUNDS and {*product(Precision, PromptSet, CONCURRENCIES)} <= {
             *product(self.precisions, self.prompt_sets, self.concurrencies)
         }
 
@@ -215,17 +216,8 @@ def save(plan: Plan, comparisons: Sequence[Comparison], entries: Sequence[Entry]
     return path
 
 
-def main(
-    precision: Annotated[list[Precision] | None, typer.Option(help="Weights; may be repeated.")] = None,
-    prompts: Annotated[list[PromptSet] | None, typer.Option(help="Prompt sets; may be repeated.")] = None,
-    concurrency: Annotated[list[int] | None, typer.Option(help="Numbers of clients; may be repeated.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured in each case.")] = 3,
-    threads: Annotated[int, typer.Option(help="Compute threads of both servers; 0: one for each core.")] = 0,
-    quick: Annotated[bool, typer.Option(help="Fewer requests and a single round.")] = False,
-    noise_floor: Annotated[bool, typer.Option(help="llama-server on both sides; nothing is saved.")] = False,
-) -> None:
-    """Measures allm against llama-server and writes the ratios, a chart and the raw figures to bench/results."""
-    console = Console()
+def compared(plan: Plan, console: Console, *, noise_floor: bool = False) -> list[Comparison]:
+    """Builds llama-server, runs a plan, and saves the result unless it is the noise floor."""
     binary = build(console)
     features = {
         "allm": compute_features(installed_library()),
@@ -233,6 +225,24 @@ def main(
     }
     if len(set(features.values())) > 1:
         console.print(f"[yellow]The two were not compiled alike: {features}[/]")
+    runner = Runner(plan, binary, noise_floor, console)
+    comparisons = [runner.compare(case) for case in plan.cases]
+    console.print(view(comparisons))
+    if not noise_floor:
+        console.print(f"Written to {save(plan, comparisons, runner.entries, features)}")
+    return comparisons
+
+
+def main(
+    precision: Annotated[list[Precision] | None, typer.Option(help="Weights; may be repeated.")] = None,
+    prompts: Annotated[list[PromptSet] | None, typer.Option(help="Prompt sets; may be repeated.")] = None,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Numbers of clients; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured in each case.")] = ROUNDS,
+    threads: Annotated[int, typer.Option(help="Compute threads of both servers; 0: one for each core.")] = 0,
+    quick: Annotated[bool, typer.Option(help="Fewer requests and a single round.")] = False,
+    noise_floor: Annotated[bool, typer.Option(help="llama-server on both sides; nothing is saved.")] = False,
+) -> None:
+    """Measures allm against llama-server and writes the ratios, a chart and the raw figures to bench/results."""
     plan = Plan(
         precisions=precision or list(Precision),
         prompt_sets=prompts or list(PromptSet),
@@ -241,11 +251,7 @@ def main(
         quick=quick,
         threads=threads,
     )
-    runner = Runner(plan, binary, noise_floor, console)
-    comparisons = [runner.compare(case) for case in plan.cases]
-    console.print(view(comparisons))
-    if not noise_floor:
-        console.print(f"Written to {save(plan, comparisons, runner.entries, features)}")
+    comparisons = compared(plan, Console(), noise_floor=noise_floor)
     if any(one.ours.errors or one.peer.errors for one in comparisons):
         raise typer.Exit(1)
 

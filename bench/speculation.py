@@ -31,6 +31,7 @@ from bench.llama_server import build
 from bench.noise import process_seconds
 from bench.process import Launch, Running, running
 from bench.prompts import PromptSet, messages
+from bench.row import Row
 from bench.turn import machine_alone
 from bench.weights import Precision, gguf
 
@@ -106,6 +107,33 @@ def servers(binary: Path, scenario: Scenario) -> dict[str, Callable[[], Launch]]
     return found | {f"llama-server {mode}": partial(theirs, "--spec-type", mode) for mode in MODES}
 
 
+Readings = dict[tuple[str, str], list[Reading]]  # by kind and server
+
+
+def take(launches: dict[str, Callable[[], Launch]], rounds: int, requests: int, console: Console) -> Readings:
+    """Measures all servers in turn."""
+    found: Readings = {}
+    for number in range(rounds):
+        for name, launch in launches.items():
+            with machine_alone(), running(launch()) as server:
+                for kind, bodies in zip(KINDS, (copies, unique), strict=True):
+                    reading = measure(server, bodies(number, requests + 1))
+                    found.setdefault((kind, name), []).append(reading)
+                    console.print(f"round {number + 1}  {kind:7} {name:26} {reading}", highlight=False, soft_wrap=True)
+    return found
+
+
+def rows(found: Readings) -> list[Row]:
+    """Returns the figures that have a bar: copies beside llama-server's best mode, unique prompts beside none."""
+    speeds = {key: median(one.tokens_per_s for one in readings) for key, readings in found.items()}
+    best = max((f"llama-server {mode}" for mode in MODES), key=lambda name: speeds["copies", name])
+    ours = "allm ngram"
+    return [
+        Row("copies of code, 1 client", "tokens/s", speeds["copies", ours], speeds["copies", best], best, 1.0),
+        Row("unique prompts, 1 client", "tokens/s", speeds["unique", ours], speeds["unique", "allm off"], "off", 0.97),
+    ]
+
+
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured.")] = 3,
     requests: Annotated[int, typer.Option(min=1, help="Measured answers of each kind.")] = 6,
@@ -116,17 +144,9 @@ def main(
 ) -> None:
     """Measures all servers in turn and prints the medians of the rounds."""
     console = Console()
-    found: dict[tuple[str, str], list[Reading]] = {}
     launches = servers(binary or build(console), Scenario(gguf(precision), concurrency=1, threads=threads))
-    for number in range(rounds):
-        for name, launch in launches.items():
-            if only and name not in only:
-                continue
-            with machine_alone(), running(launch()) as server:
-                for kind, bodies in zip(KINDS, (copies, unique), strict=True):
-                    reading = measure(server, bodies(number, requests + 1))
-                    found.setdefault((kind, name), []).append(reading)
-                    console.print(f"round {number + 1}  {kind:7} {name:26} {reading}", highlight=False, soft_wrap=True)
+    asked = {name: launch for name, launch in launches.items() if not only or name in only}
+    found = take(asked, rounds, requests, console)
     shown = Table(title=f"{precision}, one client, medians of {rounds} rounds", title_justify="left")
     for head in ("prompts", "server", "tokens/s", "of the first", "CPU ms/token", "accepted", "rejected"):
         shown.add_column(head)

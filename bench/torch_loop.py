@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import cProfile
 import importlib
+import json
 import os
 import pstats
 import sys
 import time
+from dataclasses import asdict
 
 from bench.engine_load import Load, measure, options
 from services.text.engine.runtime import Loader
@@ -37,13 +39,15 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=143)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--profile", action="store_true", help="print where the interpreter's time goes")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as JSON")
     given = parser.parse_args()
     _become_a_worker(given.threads)
     levels = [int(part) for part in given.clients.split(",")]
     asked = options(given.model or _demo(given.runtime), max(levels), threads=given.threads, gpu=given.gpu)
     begin = time.perf_counter()
     runtime = _loader(given.runtime)(asked, lambda _: None)
-    print(f"{given.runtime}: loaded in {time.perf_counter() - begin:.1f} s, {given.threads} threads")
+    if not given.json:
+        print(f"{given.runtime}: loaded in {time.perf_counter() - begin:.1f} s, {given.threads} threads")
     for number in range(given.rounds):
         for clients in levels:
             sizes = given.prompt_tokens, given.output_tokens
@@ -51,7 +55,7 @@ def main() -> None:
             profile = cProfile.Profile(time.process_time)
             with profile if given.profile else _Nothing():
                 figures = measure(runtime, asked, load, f"{number} {clients}")
-            print(figures.line(), flush=True)
+            print(json.dumps(asdict(figures)) if given.json else figures.line(), flush=True)
             if given.profile:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(SHOWN)
 
@@ -63,7 +67,7 @@ def _become_a_worker(threads: int) -> None:
     """
     environ = {
         "OMP_NUM_THREADS": str(threads),
-        "GOMP_SPINCOUNT": "1000",
+        "GOMP_SPINCOUNT": "3000",
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": str(threads),
