@@ -308,7 +308,7 @@ HEAVY = {
     "vllm": {_VLLM},
     "diffusers": {_DIFFUSERS},
     "peft": {_DIFFUSERS},
-    "PIL": {"services/image/pictures/codec.py", "services/image/pictures/__main__.py", _DIFFUSERS},
+    "PIL": {"services/pictures/codec.py", "services/pictures/__main__.py", _DIFFUSERS},
     "whisper": {_WHISPER},
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
     "ctranslate2": {_WHISPER, _DEVICES},
@@ -431,7 +431,7 @@ def test_nothing_is_unpickled(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["text.engine", "audio.engine", "audio.sound", "image.engine", "image.pictures"])
+@pytest.mark.parametrize("module", ["text.engine", "audio.engine", "audio.sound", "image.engine", "pictures"])
 def test_workers_start_without_grpc(module: str) -> None:
     """One process starts per model, or per file: none of them needs the service's protocols."""
     others = {"grpc", "google.protobuf", "jinja2"}

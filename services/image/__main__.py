@@ -8,13 +8,13 @@ from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_gr
 
 from services.image.api.facade import ImagesFacade, ImageUploads, upload_room
 from services.image.api.servicer import ImageServicer
-from services.image.image_files import ImageFiles
 from services.image.images import Images
 from services.image.manager import ImageManager, ImageModels
 from services.image.memory_estimate import ImageMemoryEstimate
-from services.image.pictures.pictures import Pictures
 from services.modality import ModalityService, open_registry
 from services.models.runtimes import CPU, RUNTIMES
+from services.pictures.image_files import ImageFiles
+from services.pictures.pictures import Pictures
 from services.rpc.server import Application, run
 from services.settings.settings import Settings
 from services.worker.devices import probe

@@ -10,10 +10,10 @@ from services.auth.caller import current_caller
 from services.errors import Internal
 from services.image.engine.messages import Accepted, Draft, Finished, Generate, Parameters, Picture, Progress
 from services.image.manager import GenerationJob, ImageModels
-from services.image.parameters import FileKind, ImageRequest, OutputFormat, ResolvedRequest
-from services.image.pictures.messages import Decode, Encode
-from services.image.pictures.pictures import Pictures
+from services.image.parameters import ImageRequest, OutputFormat, ResolvedRequest
 from services.models.store import StoredModel
+from services.pictures.messages import Decode, Encode, FileKind
+from services.pictures.pictures import Pictures
 from services.settings.modality_settings import ImageSettings
 from services.telemetry import tracing
 

@@ -12,12 +12,11 @@ from typing import Literal
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.image.engine.messages import Parameters, PipelineReady, Sizes
-from services.image.pictures.messages import Fit
 from services.models.desired import ImageDefaults
+from services.pictures.messages import FileKind, Fit
 
 Task = Literal["generate", "edit", "vary"]
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max"]
-FileKind = Literal["png", "jpeg", "webp"]
 # Multiples of the model's default steps; the result is clamped to the model's limits.
 SHARES: Mapping[Quality, float] = {"low": 0.5, "auto": 1.0, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 RANDOM_SEEDS = 2**32

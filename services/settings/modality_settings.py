@@ -166,33 +166,41 @@ class ImageSettings(WorkerSettings):
         "ALLM_IMAGE_BATCH", 0, 0, 256, "images", "image", means="derived from the free memory"
     )
     """maximum number of images, of all requests, that are computed together"""
-    queue_limit: int = setting.integer("ALLM_IMAGE_QUEUE", 64, 0, 10_000, "requests", "image")
-    """image requests that may wait for a model, and as many for a file to be decoded or encoded; more are refused with
-    OVERLOADED"""
+    queue_limit: int = setting.integer("ALLM_IMAGE_QUEUE", 64, 0, 10_000, "requests", "text, image")
+    """image requests that may wait for a model, and as many for a file to be fetched, decoded or encoded; more are
+    refused with OVERLOADED"""
     request_seconds: float = setting.seconds("ALLM_IMAGE_REQUEST_SECONDS", 600.0, 0.1, 86_400.0, "image")
     """maximum duration of an image request"""
-    max_image_bytes: int = setting.integer("ALLM_MAX_IMAGE_BYTES", 25 * MIB, 1024, 128 * MIB, "bytes", "image")
+    max_image_bytes: int = setting.integer("ALLM_MAX_IMAGE_BYTES", 25 * MIB, 1024, 128 * MIB, "bytes", "text, image")
     """maximum size of an image file in a request"""
-    upload_bytes: int = setting.integer("ALLM_IMAGE_UPLOAD_BYTES", 512 * MIB, 256 * MIB, MAX_BYTES, "bytes", "image")
-    """size of the input images of all requests together; they stay in memory until their request ends; requests beyond
-    it are refused with OVERLOADED, but for those of keys below an equal share, up to twice as many bytes in all"""
-    max_image_pixels: int = setting.integer("ALLM_MAX_IMAGE_PIXELS", 16 * MIB, 4096, 64 * MIB, "pixels", "image")
+    upload_bytes: int = setting.integer(
+        "ALLM_IMAGE_UPLOAD_BYTES", 512 * MIB, 256 * MIB, MAX_BYTES, "bytes", "text, image"
+    )
+    """size of the input images of all requests together, in conversations of their pixels; they stay in memory until
+    their request ends; requests beyond it are refused with OVERLOADED, but for those of keys below an equal share, up
+    to twice as many bytes in all"""
+    max_image_pixels: int = setting.integer("ALLM_MAX_IMAGE_PIXELS", 16 * MIB, 4096, 64 * MIB, "pixels", "text, image")
     """maximum number of pixels, width times height, of an image in a request"""
-    codecs: int = setting.integer("ALLM_IMAGE_CODECS", 4, 1, 64, "processes", "image")
+    codecs: int = setting.integer("ALLM_IMAGE_CODECS", 4, 1, 64, "processes", "text, image")
     """image files that are decoded at the same time, and as many that are encoded, each in its own process"""
     metadata: bool = setting.switch("ALLM_IMAGE_METADATA", True, "image")
     """whether PNG files contain model, seed and settings in their text chunks"""
-    folder: Path = setting.path("ALLM_IMAGE_FOLDER", "$ALLM_HOME/images", "image")
+    folder: Path = setting.path("ALLM_IMAGE_FOLDER", "$ALLM_HOME/images", "text, image")
     """folder for images that are answered with a `url`; each is kept for one hour. All replicas of the image service
-    must share it"""
+    must share it; the text service reads images from it that a conversation names by their `url`"""
     folder_bytes: int = setting.integer("ALLM_IMAGE_FOLDER_BYTES", 10 * 1024 * MIB, MIB, MAX_BYTES, "bytes", "image")
     """maximum size of all images in `ALLM_IMAGE_FOLDER` together; beyond it, requests with `response_format` `url` are
     refused with OVERLOADED"""
     public_url: str = setting.url(
         "ALLM_PUBLIC_URL",
-        "image",
+        "text, image",
         means="`http://` (`https://` with `ALLM_TLS_CERT`), `ALLM_HOST` and `ALLM_PORT`",
         section="The gateway",
     )
     """URL at which callers reach the gateway; the `url` of an image begins with it. If it contains a host name, add
     that name to `ALLM_ALLOWED_HOSTS`"""
+    hosts: tuple[str, ...] = setting.hosts("ALLM_IMAGE_HOSTS", "text")
+    """hosts from which the text service fetches the pictures of conversations, with https: `host` or `host:port`. A
+    private address to which a host resolves must be in the list as well"""
+    fetch_seconds: float = setting.seconds("ALLM_IMAGE_FETCH_SECONDS", 10.0, 0.1, 600.0, "text")
+    """maximum time to fetch a picture from such a host"""

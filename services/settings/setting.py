@@ -24,6 +24,7 @@ Number = TypeVar("Number", int, float)
 Group = TypeVar("Group", bound="DataclassInstance")
 
 MAX_PORT = 65535
+HTTPS_PORT = 443
 SETTING = "setting"  # key of a field's metadata
 INTERNAL = ""  # `read_by` of a variable that is not in docs/settings.md
 HOME_VARIABLE = "ALLM_HOME"
@@ -175,6 +176,32 @@ def origins(name: str, read_by: str, **row: str) -> tuple[str, ...]:
         return split(value)
 
     return declare(name, (), parse, read_by, allowed="list of `https://host`", **row)
+
+
+def hosts(name: str, read_by: str, **row: str) -> tuple[str, ...]:
+    """Hosts of https addresses, comma-separated, in lower case: `host`, or `host:port` for another port than 443."""
+
+    def parse(value: str) -> tuple[str, ...]:
+        return tuple(_host(name, host) for host in split(value))
+
+    return declare(name, (), parse, read_by, allowed="list of `host` or `host:port`", **row)
+
+
+def _host(name: str, value: str) -> str:
+    try:
+        parts = urlsplit(f"https://{value}" if value.count(":") < 2 or "[" in value else f"https://[{value}]")
+        valid = bool(parts.hostname) and not set(value) & set("/@?#\\* ") and parts.port != 0
+    except ValueError:  # an invalid port or IPv6 address
+        valid = False
+    if not valid:
+        raise SettingError(name, value, "a comma-separated list of hosts such as images.example.org")
+    return netloc(str(parts.hostname), parts.port)
+
+
+def netloc(host: str, port: int | None) -> str:
+    """Returns the host of an https address as `hosts` lists it."""
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port in (None, HTTPS_PORT) else f"{shown}:{port}"
 
 
 def pairs(name: str, shape: str, convert: Callable[[str], T], read_by: str, **row: str) -> tuple[tuple[str, T], ...]:

@@ -45,6 +45,7 @@ from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
 from services.text.manager import TextManager, TextModels
 from services.text.memory_estimate import TextMemoryEstimate
+from services.text.picture_inputs import PictureInputs
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
@@ -64,6 +65,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     share = settings.cluster.share
     service = await ModalityService.open(server, settings, "text", registry, manager, needed, share, vulkan)
     models = TextModels(service.provision.store, manager)
+    pictures = PictureInputs(settings.image)
     chat = Chat(models, SchemaChecker(text.queue_limit))
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     embeddings = Embeddings(models)
@@ -89,6 +91,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await responses.close()
         await chat.close()
         await service.close()
+        await pictures.close()
 
     typed = _names(chat_service_pb2, embedding_service_pb2, rerank_service_pb2, response_service_pb2)
     # The gateway sends reflection requests to this service, and serves the others on the same port.

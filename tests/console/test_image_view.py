@@ -9,7 +9,7 @@ import pytest
 
 from tests.console.axe import problems
 from tests.console.chromium import Opener, Page
-from tests.image.pictures.picture_files import png_header
+from tests.pictures.picture_files import png_header
 from tests.runtime_counters import Runtime
 from tests.stack import IMAGE_MODEL, Stack
 

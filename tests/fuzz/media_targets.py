@@ -10,8 +10,8 @@ from pathlib import Path
 
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
-from services.image.pictures.messages import Decode, DecodedPicture, Fit
-from services.image.pictures.pictures import Codecs
+from services.pictures.messages import Decode, DecodedPicture, Fit
+from services.pictures.pictures import Codecs
 from services.sandbox.child import OrderRefused
 from tests.fuzz.fuzz_target import FuzzTarget
 

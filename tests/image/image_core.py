@@ -14,13 +14,13 @@ from PIL import Image
 from services.image.images import Event, Images, PictureFile
 from services.image.manager import ImageManager, ImageModels, LoadedPipeline
 from services.image.parameters import ImageRequest
-from services.image.pictures.pictures import Pictures
 from services.models.descriptor import describe
 from services.models.desired import DesiredModel
 from services.models.formats.inspect import inspect
 from services.models.hub.source import LocalTree
 from services.models.runtime_choice import EngineRegistry
 from services.models.store import ModelStore, ServedGeneration, StoredModel
+from services.pictures.pictures import Pictures
 from services.settings.settings import load_settings
 
 PATIENCE_SECONDS = 120.0

@@ -27,7 +27,7 @@ from services.worker.model_in_worker import JUST
 from tests.case import case
 from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
 from tests.image.image_core import PATIENCE_SECONDS, Studio, asked, image_core, opened
-from tests.image.pictures.picture_files import file, halves
+from tests.pictures.picture_files import file, halves
 from tests.spending import Purse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

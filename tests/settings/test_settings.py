@@ -225,6 +225,8 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_IMAGE_METADATA": ("off", "image.metadata", False),
         "ALLM_IMAGE_FOLDER": ("/i", "image.folder", Path("/i")),
         "ALLM_IMAGE_FOLDER_BYTES": ("1048576", "image.folder_bytes", 1048576),
+        "ALLM_IMAGE_HOSTS": ("A.example, [::1]:8443", "image.hosts", ("a.example", "[::1]:8443")),
+        "ALLM_IMAGE_FETCH_SECONDS": ("0.5", "image.fetch_seconds", 0.5),
         "ALLM_PUBLIC_URL": ("https://ai.example.org/", "image.public_url", "https://ai.example.org"),
         "ALLM_MEMORY_THRESHOLD": ("0.5", "residency.threshold", 0.5),
         "ALLM_HOST_MEMORY_BYTES": ("1073741824", "residency.host_bytes", 1024 * MIB),
@@ -283,6 +285,15 @@ def test_public_address_defaults_to_the_listen_address() -> None:
     ):
         with pytest.raises(SettingError, match="ALLM_PUBLIC_URL"):
             load_settings({"ALLM_PUBLIC_URL": url})
+
+
+def test_hosts_of_pictures_are_names_and_addresses_with_or_without_a_port() -> None:
+    given = "A.example.org, b.org:8443,[::1]:443,::1,10.0.0.1:443,fe80::1"
+    found = ("a.example.org", "b.org:8443", "[::1]", "[::1]", "10.0.0.1", "[fe80::1]")
+    assert load_settings({"ALLM_IMAGE_HOSTS": given}).image.hosts == found
+    for host in ("*.org", "https://a.org", "a/b", "a:0", "u@h", "a:99999", "[::1", "a?b", "a#b", "a:b", "a b", ":1"):
+        with case(host=host), pytest.raises(SettingError, match="ALLM_IMAGE_HOSTS"):
+            load_settings({"ALLM_IMAGE_HOSTS": host})
 
 
 def test_models_are_stored_under_home_by_default() -> None:

@@ -27,10 +27,10 @@ from services.image.api.openai import (
     read_variation,
     response_object,
 )
-from services.image.image_files import ImageFiles
 from services.image.images import Event, Gallery, Images, PictureFile
 from services.image.manager import ImageModels
 from services.image.parameters import ImageRequest
+from services.pictures.image_files import ImageFiles
 from services.rest.openai import sse
 from services.rest.openai.body import called, json_body, send_body, undeclared
 from services.rest.openai.multipart import DISCARD, FilePart, Form, FormFields, Sink, discarding_rest, read_form
@@ -104,8 +104,8 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
                 else:
                     await gallery.gather(events)
         if not answer.stream:
-            urls = answer.response_format == "url"
-            kept = [await self._files.keep(each.data, each.kind) for each in gallery.pictures] if urls else []
+            urls, owner = answer.response_format == "url", call.identity.subject
+            kept = [await self._files.keep(each.data, each.kind, owner) for each in gallery.pictures] if urls else []
             body = json_body(response_object(gallery, answer, kept))
             await send_body(call, body.content_type, body.data)
         call.facts["usage"] = gallery.facts

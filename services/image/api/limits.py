@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from services.errors import InvalidRequest, RequestTooLarge, Unsupported
-from services.image.parameters import FileKind, OutputFormat
+from services.image.parameters import OutputFormat
+from services.pictures.messages import FileKind
 
 MAX_PROMPT = 32_000  # characters; the model's text encoder takes less and has its own check
 MAX_COUNT = 10

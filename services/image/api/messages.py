@@ -12,7 +12,8 @@ from services.errors import InvalidRequest
 from services.image.api import limits
 from services.image.engine.messages import Progress
 from services.image.images import Event, Gallery, PictureFile, Started
-from services.image.parameters import FileKind, ImageRequest
+from services.image.parameters import ImageRequest
+from services.pictures.messages import FileKind
 
 REST: Mapping[str, str] = {"width": "size", "height": "size", "count": "n", "negative": "negative_prompt"}
 TYPED: Mapping[str, str] = {"size": "width", "n": "count", "negative": "negative_prompt"}

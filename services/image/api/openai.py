@@ -24,7 +24,8 @@ from services.errors import InvalidRequest, Unsupported
 from services.image.api import limits
 from services.image.images import Gallery, PictureFile
 from services.image.manager import TILE
-from services.image.parameters import FileKind, ImageRequest, OutputFormat, Quality, Task
+from services.image.parameters import ImageRequest, OutputFormat, Quality, Task
+from services.pictures.messages import FileKind
 from services.rest.openai.body import decode
 from services.rest.openai.multipart import FormFields
 

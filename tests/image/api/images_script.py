@@ -17,9 +17,9 @@ from services.errors import ModelNotFound
 from services.image.api.facade import ImagesFacade, ImageUploads, upload_room
 from services.image.api.servicer import ImageServicer
 from services.image.engine.messages import Finished, Parameters, Progress
-from services.image.image_files import ImageFiles
 from services.image.images import Event, PictureFile, Started
 from services.image.parameters import ImageRequest
+from services.pictures.image_files import ImageFiles
 
 MODEL = "shapes-scripted"
 LIMIT_BYTES = 100_000

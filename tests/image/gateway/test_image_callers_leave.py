@@ -10,7 +10,7 @@ import grpc
 import pytest
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 
-from tests.image.pictures.picture_files import file, halves
+from tests.pictures.picture_files import file, halves
 from tests.runtime_counters import PATIENCE_SECONDS, Runtime, answer, asked
 from tests.stack import IMAGE_MODEL, Stack
 

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.image.pictures.picture_files import file, halves
+from tests.pictures.picture_files import file, halves
 from tests.stack import IMAGE_MODEL, POLL_SECONDS, Stack
 
 pytestmark = pytest.mark.slow  # imports torch

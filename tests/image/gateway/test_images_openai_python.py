@@ -19,7 +19,7 @@ from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from PIL import Image
 
-from tests.image.pictures.picture_files import file, halves, png_header
+from tests.pictures.picture_files import file, halves, png_header
 from tests.stack import IMAGE_MODEL, MODEL, Stack
 
 # A worker needs some ten seconds to import torch and diffusers.

@@ -1,29 +1,30 @@
-"""A codec process: one file at a time. The image service starts it as `python -m services.image.pictures FD`.
+"""A codec process: one file at a time. Services start it as `python -m services.pictures FD`.
 
 This process contains hostile files: it may use few resources, cannot open files, and ends with the service.
 """
 
 from __future__ import annotations
 
-from services.image.pictures.messages import Allow, Decode, DecodedPicture, Encode, EncodedPicture, Fit, ToCodec
+from services.pictures.messages import Allow, Decode, DecodedPicture, Encode, EncodedPicture, Fit, ToCodec
 from services.sandbox import child
 from services.sandbox.child import Refusal
 from services.worker.channel import BlockingChannel
 
 try:
     # Pillow imports these when it meets such a file; by then the process can import nothing any more.
-    from PIL import JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+    from PIL import GifImagePlugin, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
-    from services.image.pictures import codec
+    from services.pictures import codec
 except ModuleNotFoundError as error:
     UNUSABLE = f"images cannot be read here: the Python package {error.name!r} is not installed"
 else:
     UNUSABLE = ""
-    PLUGINS = (JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin)
+    PLUGINS = (GifImagePlugin, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin)
 
 MEMORY_BYTES = 256 * 1024 * 1024  # in addition to the libraries' own
 BYTES_PER_PIXEL = 24  # a picture, its alpha, its mask, and its decoder's working memory
 CPU_SECONDS = 20.0  # per file: the largest takes one or two
+SMALL_GIF = bytes.fromhex("47494638396101000100800000ffffff0000002c00000000010001000002024401003b")
 
 
 def main() -> None:
@@ -59,6 +60,7 @@ def _warm_up() -> None:
     for kind in ("png", "jpeg", "webp"):
         small = Encode(width=8, height=8, pixels=bytes(192), kind=kind, quality=90, texts={"Software": "allm"})
         codec.read(Decode(image=codec.write(small).data, fit=fit, own_mask=True), 64)
+    codec.read(Decode(image=SMALL_GIF, fit=fit, gif=True), 64)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import struct
 
 from PIL import Image, ImageChops, ImageOps, PngImagePlugin
 
-from services.image.pictures.messages import Decode, DecodedPicture, Encode, EncodedPicture, Fit
+from services.pictures.messages import Decode, DecodedPicture, Encode, EncodedPicture, Fit
 from services.sandbox.child import Refusal
 
 PNG = b"\x89PNG\r\n\x1a\n"
+GIF = (b"GIF87a", b"GIF89a")
 JPEG = b"\xff\xd8\xff"
 WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED = b"VP8 ", b"VP8L", b"VP8X"
 WEBP_HEADER_BYTES = 30
@@ -27,18 +28,26 @@ PNG_LEVEL = 6  # zlib's level: higher ones take several times as long and save a
 
 
 def kind_of(data: bytes) -> str:
-    """Returns PNG, JPEG or WEBP, which are Pillow's names; empty for anything else."""
+    """Returns PNG, JPEG, GIF or WEBP, which are Pillow's names; empty for anything else."""
     if data.startswith(PNG):
         return "PNG"
     if data.startswith(JPEG):
         return "JPEG"
+    if data.startswith(GIF):
+        return "GIF"
     return "WEBP" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else ""
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Returns width and height; None if they are not at the beginning, as in a JPEG, or the file is cut off."""
+    """Returns width and height; None if they are not at the beginning, as in a JPEG, or the file is cut off.
+
+    A GIF's first frame may be larger.
+    """
     if data.startswith(PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
+        return width, height
+    if data.startswith(GIF) and len(data) >= 10:
+        width, height = struct.unpack_from("<HH", data, 6)
         return width, height
     return _webp(data) if kind_of(data) == "WEBP" and len(data) >= WEBP_HEADER_BYTES else None
 
@@ -61,6 +70,8 @@ def fitted(width: int, height: int, fit: Fit) -> tuple[int, int]:
     if fit.exact:
         return fit.width, fit.height
     scale = math.sqrt(fit.width * fit.height / (width * height))
+    if not fit.enlarge:
+        scale = min(scale, 1.0)
     sides = [_side(width * scale, fit), _side(height * scale, fit)]
     while sides[0] * sides[1] > fit.max_pixels:
         longer = 0 if sides[0] >= sides[1] else 1
@@ -80,7 +91,7 @@ def _side(length: float, fit: Fit) -> int:
 
 def read(order: Decode, max_pixels: int) -> DecodedPicture:
     """Reads an image and its mask. Raises Refusal."""
-    image = _upright(order.image, "image", max_pixels)
+    image = _upright(order.image, order.param, max_pixels, gif=order.gif)
     mask = None
     if order.mask:
         mask = _mask(order.mask, image.size, max_pixels)
@@ -93,10 +104,11 @@ def read(order: Decode, max_pixels: int) -> DecodedPicture:
     return DecodedPicture(*size, flat.tobytes(), _sharp(mask).tobytes() if mask is not None else None)
 
 
-def _upright(data: bytes, param: str, max_pixels: int) -> Image.Image:
+def _upright(data: bytes, param: str, max_pixels: int, *, gif: bool = False) -> Image.Image:
     kind = kind_of(data)
-    if not kind:
-        raise Refusal(f"'{param}' is not a PNG, JPEG or WebP file.", param)
+    if not kind or (kind == "GIF" and not gif):
+        kinds = "PNG, JPEG, WebP or GIF" if gif else "PNG, JPEG or WebP"
+        raise Refusal(f"'{param}' is not a {kinds} file.", param)
     _check_pixels(size_of(data), param, max_pixels)
     try:
         image = Image.open(io.BytesIO(data), formats=(kind,))

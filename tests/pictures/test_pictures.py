@@ -14,10 +14,10 @@ import pytest_asyncio
 from PIL import Image
 
 from services.errors import InvalidRequest, Overloaded, Timeout
-from services.image.pictures.messages import Decode, Encode, Fit
-from services.image.pictures.pictures import Pictures
+from services.pictures.messages import Decode, Encode, Fit
+from services.pictures.pictures import Pictures
 from services.settings.settings import load_settings
-from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header
+from tests.pictures.picture_files import BLUE, RED, file, halves, png_header
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+import struct
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from services.image.pictures.codec import kind_of, read, size_of
-from services.image.pictures.messages import Decode, DecodedPicture, Fit
+from services.pictures.codec import kind_of, read, size_of
+from services.pictures.messages import Decode, DecodedPicture, Fit
 from services.sandbox.child import Refusal
 from tests.case import case
-from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header
+from tests.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header
 
 MAX_PIXELS = 1_000_000
 EXACT = Fit(width=64, height=32, exact=True)
@@ -93,6 +94,42 @@ def test_without_a_size_the_shape_stays_and_the_limits_hold(given: tuple[int, in
     assert (image.width, image.height) == found
 
 
+def test_a_picture_is_only_made_smaller_if_that_is_wanted() -> None:
+    fit = Fit(width=64, height=64, exact=False, max_pixels=4096, enlarge=False)
+    for given, wanted in [((40, 30), (40, 30)), ((64, 64), (64, 64)), ((1, 4000), (1, 4000)), ((256, 64), (128, 32))]:
+        with case(given=given):
+            noise = Image.effect_noise(given, 100).convert("RGB")
+            found = decoded(file(noise), fit=fit)
+            assert (found.width, found.height) == wanted
+            if wanted == given:
+                assert found.pixels == noise.tobytes()
+    found = decoded(file(Image.new("RGB", (997, 103))), fit=fit)
+    assert 4000 < found.width * found.height <= 4096
+
+
+def test_the_first_frame_of_a_gif_is_read_where_that_is_wanted() -> None:
+    frames = [halves(left=RED, right=BLUE), halves(left=BLUE, right=RED)]
+    data = file(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=40)
+    assert (kind_of(data), size_of(data)) == ("GIF", (64, 32))
+    found = read(Decode(image=data, fit=EXACT, gif=True, param="p"), MAX_PIXELS)
+    assert (found.pixels, found.mask) == (halves().tobytes(), None)
+    one = bytearray(file(halves(), "GIF"))
+    frame = 13 + 3 * 2 ** ((one[10] & 7) + 1)  # after the header and the palette
+    assert one[frame] == ord(",")
+    one[frame + 5 : frame + 9] = struct.pack("<HH", 2000, 2000)
+    for hostile, says in [
+        (bytes(one), r"4000000 pixels \(2000x2000\)"),
+        (b"GIF89a" + struct.pack("<HH", 9999, 9999) + bytes(20), "99980001 pixels"),
+        (data[:60], "damaged"),
+        (b"GIF89a", "damaged"),
+        (b"<svg/>", "not a PNG, JPEG, WebP or GIF file"),
+    ]:
+        with case(says=says):
+            with pytest.raises(Refusal, match=f"'p' .*{says}") as caught:
+                read(Decode(image=hostile, fit=EXACT, gif=True, param="p"), MAX_PIXELS)
+            assert caught.value.param == "p"
+
+
 # --- Masks
 
 
@@ -157,6 +194,7 @@ def test_files_with_flaws_are_read_or_refused(kind: str, options: dict[str, Any]
 def test_a_hostile_file_is_refused_with_the_reason() -> None:
     for data, says in [
         (b"GIF89a" + bytes(100), "not a PNG, JPEG or WebP"),
+        (file(halves(), "GIF"), "not a PNG, JPEG or WebP"),
         (b"<svg/>", "not a PNG, JPEG or WebP"),
         (png_header(10_000, 10_000), r"100000000 pixels \(10000x10000\); at most 1000000"),
         (png_header(2**31 - 1, 2**31 - 1), "ALLM_MAX_IMAGE_PIXELS"),

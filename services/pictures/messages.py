@@ -1,4 +1,4 @@
-"""Messages between the image service and a codec process, which handles one file at a time.
+"""Messages between a service and a codec process, which handles one file at a time.
 
 The service sends `Allow` once, then orders, `Decode` or `Encode`. The codec answers each with `Begun`, then with
 `DecodedPicture`, `EncodedPicture` or `OrderRefused`.
@@ -7,8 +7,11 @@ The service sends `Allow` once, then orders, `Decode` or `Encode`. The codec ans
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from services.sandbox.child import Begun, ChildReady, OrderRefused, Unusable
+
+FileKind = Literal["png", "jpeg", "webp"]  # of files that are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Fit:
     min_side: int = 1
     max_side: int = 1 << 16
     max_pixels: int = 1 << 32
+    enlarge: bool = True  # otherwise a picture with fewer pixels than the desired number keeps its size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,9 @@ class Decode:
     image: bytes
     mask: bytes = b""  # empty: none
     fit: Fit
-    own_mask: bool  # use the image's transparent areas as the mask, if it has no other
+    own_mask: bool = False  # use the image's transparent areas as the mask, if it has no other
+    gif: bool = False  # whether a GIF is read, too: its first frame
+    param: str = "image"  # the caller's name of the image, for errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class Encode:
     width: int
     height: int
     pixels: bytes  # rows of RGB uint8
-    kind: str  # png, jpeg or webp
+    kind: FileKind
     quality: int  # 0 to 100, of jpeg and webp
     texts: dict[str, str]  # metadata of a PNG; other formats get none
 

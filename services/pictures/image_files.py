@@ -1,9 +1,14 @@
-"""Storage for pictures that answers link by `url`: unguessable names, kept for an hour, in a folder replicas share."""
+"""Storage for pictures that answers link by `url`: unguessable names, kept for an hour, in a folder replicas share.
+
+The image service writes them. The text service reads those that its callers have drawn, without a network.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -13,13 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.errors import ImageNotFound, Internal, Overloaded
-from services.image.parameters import FileKind
+from services.pictures.messages import FileKind
 
 log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 3600.0
 SWEEP_SECONDS = 60.0
-NAME_BYTES = 24  # random ones
+RANDOM_BYTES, OWNER_BYTES = 16, 8  # of a name
 _NAME = re.compile(r"[A-Za-z0-9_-]{32}\.(png|jpeg|webp)")
 _PARTIAL = ".part"  # of a file that is being written
 PATH = "/v1/images/files/"  # the gateway serves them under this path
@@ -51,8 +56,8 @@ class ImageFiles:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
-    async def keep(self, data: bytes, kind: FileKind) -> str:
-        """Writes a picture and returns its URL.
+    async def keep(self, data: bytes, kind: FileKind, owner: str) -> str:
+        """Writes a picture and returns its URL. `owner`: the subject of the caller's key.
 
         Raises:
             Overloaded: the folder is full.
@@ -64,7 +69,7 @@ class ImageFiles:
                 "request b64_json, or try again later",
                 retry_after=SWEEP_SECONDS,
             )
-        name = f"{secrets.token_urlsafe(NAME_BYTES)}.{kind}"
+        name = f"{_stem(owner, secrets.token_bytes(RANDOM_BYTES))}.{kind}"
         self._size += len(data)
         try:
             await asyncio.to_thread(self._write, name, data)
@@ -72,10 +77,13 @@ class ImageFiles:
             raise Internal(f"an image cannot be stored: {error.strerror}") from error
         return self._address + name
 
-    async def read(self, name: str) -> tuple[str, bytes]:
-        """Returns a picture's content type and bytes. Raises ImageNotFound if it does not exist or has expired."""
+    async def read(self, name: str, owner: str | None = None) -> tuple[str, bytes]:
+        """Returns a picture's content type and bytes. `owner`: only if it was drawn for this owner; None: for anyone.
+
+        Raises ImageNotFound if it does not exist, has expired, or was drawn for another owner.
+        """
         found = _NAME.fullmatch(name)
-        if not found:
+        if not found or (owner is not None and not _is_of(name, owner)):
             raise ImageNotFound("There is no such image.", param="name")
         try:
             return f"image/{found[1]}", await asyncio.to_thread(self._read, name)
@@ -84,6 +92,13 @@ class ImageFiles:
             raise ImageNotFound(what, param="name") from None
         except OSError as error:
             raise Internal(f"an image cannot be read: {error.strerror}") from error
+
+    def name_of(self, url: str) -> str | None:
+        """Returns the name in a picture's URL, or in its path alone; None for any other URL."""
+        for start in (self._address, PATH):
+            if url.startswith(start):
+                return url.removeprefix(start)
+        return None
 
     def _write(self, name: str, data: bytes) -> None:
         """Renames the file only when it is complete, because other replicas read it as soon as it exists."""
@@ -131,3 +146,17 @@ class ImageFiles:
         for path in self._folder.iterdir():
             if _NAME.fullmatch(path.name.removesuffix(_PARTIAL)):
                 yield path
+
+
+def _stem(owner: str, random: bytes) -> str:
+    """Returns a name for an owner's picture, without the extension: random bytes, and a hash of them and the owner.
+
+    So the folder needs no list of owners: a picture of another owner has a name with another hash.
+    """
+    digest = hashlib.blake2b(owner.encode(), key=random, digest_size=OWNER_BYTES).digest()
+    return base64.urlsafe_b64encode(random + digest).decode()
+
+
+def _is_of(name: str, owner: str) -> bool:
+    stem = name.partition(".")[0]
+    return stem == _stem(owner, base64.urlsafe_b64decode(stem)[:RANDOM_BYTES])

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from services.errors import ImageNotFound, Internal, Overloaded
-from services.image import image_files
-from services.image.image_files import ImageFiles
+from services.pictures import image_files
+from services.pictures.image_files import ImageFiles
 from tests.case import case
 
 PUBLIC = "https://ai.example.org/base"
 PATIENCE_SECONDS = 60
+OWNER = "key-1"
 
 
 @asynccontextmanager
@@ -33,12 +34,29 @@ async def kept(folder: Path, limit: int = 1000) -> AsyncIterator[ImageFiles]:
 
 async def test_a_picture_is_found_by_its_address_by_every_replica(tmp_path: Path) -> None:
     async with kept(tmp_path / "new") as one, kept(tmp_path / "new") as other:
-        first, second = await one.keep(b"first", "png"), await one.keep(b"second", "webp")
+        first, second = await one.keep(b"first", "png", OWNER), await one.keep(b"second", "webp", OWNER)
         pattern = rf"{PUBLIC}/v1/images/files/([A-Za-z0-9_-]{{32}}\.(png|webp))"
         names = [re.fullmatch(pattern, url)[1] for url in (first, second)]  # type: ignore[index]
         assert names[0] != names[1]
         assert await other.read(names[0]) == ("image/png", b"first")
         assert await other.read(names[1]) == ("image/webp", b"second")
+
+
+async def test_a_picture_is_known_by_its_address_and_read_as_an_own_one_only_by_its_owner(tmp_path: Path) -> None:
+    async with kept(tmp_path) as files:
+        url = await files.keep(b"drawn", "png", OWNER)
+        name = files.name_of(url)
+        assert name
+        assert files.name_of(url.removeprefix(PUBLIC)) == name, "a path alone is on this server, too"
+        assert files.name_of(url.replace("ai.", "other.")) is None
+        assert await files.read(name, OWNER) == ("image/png", b"drawn")
+        assert await files.read(name) == ("image/png", b"drawn")
+        for owner in ("key-2", "", "key-1 "):
+            with pytest.raises(ImageNotFound):
+                await files.read(name, owner)
+        (tmp_path / f"{'a' * 32}.png").write_bytes(b"of an earlier release")
+        with pytest.raises(ImageNotFound):
+            await files.read(f"{'a' * 32}.png", OWNER)
 
 
 async def test_no_other_name_is_looked_for(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -55,7 +73,7 @@ async def test_expired_entries_are_not_served_and_are_removed(tmp_path: Path, mo
     stranger = tmp_path / "stranger.png"
     stranger.write_bytes(b"not ours")
     async with kept(tmp_path) as files:
-        name = (await files.keep(b"old", "png")).rpartition("/")[2]
+        name = (await files.keep(b"old", "png", OWNER)).rpartition("/")[2]
     left, early = tmp_path / f"{'b' * 32}.png.part", tmp_path / f"{'c' * 32}.png"
     left.write_bytes(b"of a crash")
     early.write_bytes(b"of a clock that was ahead")
@@ -76,13 +94,13 @@ async def test_a_full_folder_takes_no_more_until_something_has_expired(
 ) -> None:
     monkeypatch.setattr(image_files, "SWEEP_SECONDS", 0.01)
     async with kept(tmp_path, limit=10) as files, asyncio.timeout(PATIENCE_SECONDS):
-        name = (await files.keep(bytes(8), "png")).rpartition("/")[2]
+        name = (await files.keep(bytes(8), "png", OWNER)).rpartition("/")[2]
         with pytest.raises(Overloaded, match="ALLM_IMAGE_FOLDER_BYTES"):
-            await files.keep(bytes(8), "png")
+            await files.keep(bytes(8), "png", OWNER)
         os.utime(tmp_path / name, (time.time() - 3700, time.time() - 3700))
         while True:
             try:
-                await files.keep(bytes(8), "png")
+                await files.keep(bytes(8), "png", OWNER)
                 break
             except Overloaded:
                 await asyncio.sleep(0.01)

@@ -6,13 +6,13 @@ import asyncio
 from typing import TypeVar
 
 from services.errors import Internal, InvalidRequest, Timeout
-from services.image.pictures.messages import Allow, Decode, DecodedPicture, Encode, EncodedPicture, FromCodec
+from services.pictures.messages import Allow, Decode, DecodedPicture, Encode, EncodedPicture, FromCodec
 from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
 from services.settings.modality_settings import ImageSettings
 
-MODULE = "services.image.pictures"
+MODULE = "services.pictures"
 FILES = 500  # files before a process is replaced, which bounds what its libraries leak
 
 A = TypeVar("A", DecodedPicture, EncodedPicture)
@@ -55,9 +55,27 @@ class Codecs:
             except TimeoutError as error:
                 raise Timeout(f"an image took longer than {self._seconds:g} seconds to be read or written") from error
 
+    async def decode(self, order: Decode) -> DecodedPicture:
+        """Decodes a caller's file to pixels.
+
+        Raises:
+            InvalidRequest: the file is no picture, damaged, or too large; `param` is the order's, or mask.
+            Overloaded, Timeout: too many files are being read, or this one takes too long.
+            Unsupported: the package that reads pictures is not installed.
+            Internal: no process stays alive until it begins with the file.
+        """
+        try:
+            answer = await self.run(order, DecodedPicture)
+        except ConfinedGone as gone:
+            message = f"'{order.param}' cannot be decoded: it crashed the decoder."
+            raise InvalidRequest(message, param=order.param) from gone
+        if isinstance(answer, OrderRefused):
+            raise InvalidRequest(answer.message, param=answer.param or order.param)
+        return answer
+
 
 class Pictures:
-    """Reads uploads and writes results."""
+    """Reads uploads and writes results, for the image service."""
 
     def __init__(self, settings: ImageSettings) -> None:
         self._readers, self._writers = (
@@ -86,20 +104,8 @@ class Pictures:
         return self._readers.pool.processes + self._writers.pool.processes
 
     async def decode(self, order: Decode) -> DecodedPicture:
-        """Decodes an upload to pixels.
-
-        Raises:
-            InvalidRequest: the upload is no picture, damaged, or too large; `param` is image or mask.
-            Overloaded, Timeout: too many uploads are being read, or this one takes too long.
-            Internal: no process stays alive until it begins with the upload.
-        """
-        try:
-            answer = await self._readers.run(order, DecodedPicture)
-        except ConfinedGone as gone:
-            raise InvalidRequest("'image' cannot be decoded: it crashed the decoder.", param="image") from gone
-        if isinstance(answer, OrderRefused):
-            raise InvalidRequest(answer.message, param=answer.param or "image")
-        return answer
+        """Decodes an upload to pixels. Raises as `Codecs.decode`."""
+        return await self._readers.decode(order)
 
     async def encode(self, order: Encode) -> bytes:
         """Encodes a result as a file. Raises Internal, Overloaded, Timeout."""
