@@ -190,12 +190,17 @@ def hosts(name: str, read_by: str, **row: str) -> tuple[str, ...]:
 def _host(name: str, value: str) -> str:
     try:
         parts = urlsplit(f"https://{value}" if value.count(":") < 2 or "[" in value else f"https://[{value}]")
-        valid = bool(parts.hostname) and not set(value) & set("/@?#\\* ") and parts.port != 0
-    except ValueError:  # an invalid port or IPv6 address
-        valid = False
-    if not valid:
+        host, port = ascii_host(parts.hostname or ""), parts.port
+    except ValueError:
+        host, port = "", None
+    if not host or port == 0 or set(value) & set("/@?#\\* "):
         raise SettingError(name, value, "a comma-separated list of hosts such as images.example.org")
-    return netloc(str(parts.hostname), parts.port)
+    return netloc(host, port)
+
+
+def ascii_host(host: str) -> str:
+    """Returns a host as it stands in certificates. Raises ValueError if it is none."""
+    return host if ":" in host else host.encode("idna").decode()
 
 
 def netloc(host: str, port: int | None) -> str:

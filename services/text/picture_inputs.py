@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from services.auth.caller import current_caller
 from services.errors import ImageNotFound, InvalidRequest, RequestTooLarge
+from services.pictures.fetcher import PictureFetcher
 from services.pictures.image_files import ImageFiles
 from services.pictures.messages import Decode, Fit
 from services.pictures.pictures import Codecs
@@ -32,6 +33,12 @@ class PictureInputs:
             queue=settings.queue_limit,
             max_pixels=settings.max_image_pixels,
             seconds=settings.stall_seconds,
+        )
+        self._fetcher = PictureFetcher(
+            settings.hosts,
+            max_bytes=settings.max_image_bytes,
+            queue=settings.queue_limit,
+            seconds=settings.fetch_seconds,
         )
         self._files = ImageFiles(settings.folder, settings.folder_bytes, settings.public_url)
         self._max_bytes = settings.max_image_bytes
@@ -68,14 +75,15 @@ class PictureInputs:
             yield tuple(found)
 
     async def _read(self, picture: Picture, share: Share, turns: asyncio.Semaphore) -> Pixels:
+        side = SIDES[picture.detail]
+        fit = Fit(width=side, height=side, exact=False, max_pixels=side * side, enlarge=False)
         async with turns:
-            data = picture.data or await self._data(picture)
-            if len(data) > self._max_bytes:
-                message = f"'{picture.param}' is over the limit of {self._max_bytes} bytes (ALLM_MAX_IMAGE_BYTES)."
-                raise RequestTooLarge(message, param=picture.param)
-            side = SIDES[picture.detail]
-            fit = Fit(width=side, height=side, exact=False, max_pixels=side * side, enlarge=False)
-            decoded = await self._codecs.decode(Decode(image=data, fit=fit, gif=True, param=picture.param))
+            with self._room.open(share.key) as file:
+                data = picture.data or await self._data(picture, file)
+                if len(data) > self._max_bytes:
+                    message = f"'{picture.param}' is over the limit of {self._max_bytes} bytes (ALLM_MAX_IMAGE_BYTES)."
+                    raise RequestTooLarge(message, param=picture.param)
+                decoded = await self._codecs.decode(Decode(image=data, fit=fit, gif=True, param=picture.param))
         share.take(len(decoded.pixels))
         if share.taken > 3 * MAX_REQUEST_PIXELS:
             message = f"The pictures of this request have over {MAX_REQUEST_PIXELS} pixels together, the most allowed."
@@ -88,15 +96,15 @@ class PictureInputs:
             param=picture.param,
         )
 
-    async def _data(self, picture: Picture) -> bytes:
-        """Returns the file at a picture's address."""
+    async def _data(self, picture: Picture, share: Share) -> bytes:
+        """Returns the file at a picture's address; `share` holds its memory."""
         name = self._files.name_of(picture.url)
         if name is None:
-            raise InvalidRequest(
-                f"'{picture.param}' is at an address that this server does not read.", param=picture.param
-            )
+            return await self._fetcher.fetch(picture.url, picture.param, share.take)
         try:
-            return (await self._files.read(name, current_caller().identity.subject))[1]
+            data = (await self._files.read(name, current_caller().identity.subject))[1]
         except ImageNotFound as error:
             message = f"'{picture.param}' is no image that this server has drawn for you, or it has expired."
             raise InvalidRequest(message, param=picture.param) from error
+        share.take(len(data))
+        return data

@@ -14,12 +14,14 @@ from services.auth.caller import Caller, keep_caller
 from services.auth.identity import INFERENCE, Identity
 from services.errors import AllmError, InvalidRequest, Overloaded, RequestTooLarge
 from services.pictures.image_files import ImageFiles
+from services.rpc.shares import Shares
 from services.settings.settings import load_settings
 from services.text import picture_inputs
 from services.text.conversation import Detail, Picture
 from services.text.picture_inputs import PictureInputs
 from tests.case import case
 from tests.pictures.picture_files import file, halves, png_header
+from tests.pictures.picture_host import picture_host
 
 PUBLIC = "https://ai.example.org"
 
@@ -94,17 +96,22 @@ async def test_what_is_no_picture_or_too_large_is_refused_by_the_name_of_the_pic
 async def test_the_pixels_of_a_request_and_of_all_requests_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = picture(file(Image.new("RGB", (2048, 2048))))
-    async with inputs(tmp_path, ALLM_IMAGE_UPLOAD_BYTES=str(256 * 1024 * 1024)) as pictures:
-        monkeypatch.setattr(picture_inputs, "MAX_REQUEST_PIXELS", 6 * 1024 * 1024)
-        error = await refused(pictures, large, large)
-        assert "6291456 pixels together" in error.message
-        assert error.param == large.param
-        monkeypatch.setattr(picture_inputs, "MAX_REQUEST_PIXELS", 1 << 30)
-        async with pictures.pixels([large] * 15):
-            assert isinstance(await refused(pictures, *[large] * 7), Overloaded)
-        async with pictures.pixels([large] * 7) as found:
-            assert len(found) == 7
+    one = picture(file(halves(64, 64)))
+    async with inputs(tmp_path) as pictures:
+        monkeypatch.setattr(picture_inputs, "MAX_REQUEST_PIXELS", 2 * 64 * 64)
+        async with pictures.pixels([one, one]) as found:
+            assert len(found) == 2
+        error = await refused(pictures, one, one, one)
+        assert "8192 pixels together" in error.message
+        assert error.param == one.param
+        monkeypatch.undo()
+        monkeypatch.setattr(pictures, "_room", Shares(5 * 3 * 64 * 64, variable="ALLM_IMAGE_UPLOAD_BYTES"))
+        async with pictures.pixels([one] * 3):
+            error = await refused(pictures, one, one, one)
+            assert isinstance(error, Overloaded)
+            assert "ALLM_IMAGE_UPLOAD_BYTES" in error.message
+        async with pictures.pixels([one] * 5) as found:
+            assert len(found) == 5
 
 
 async def test_an_address_of_a_drawn_image_is_read_for_its_owner_alone(tmp_path: Path) -> None:
@@ -126,6 +133,23 @@ async def test_an_address_of_a_drawn_image_is_read_for_its_owner_alone(tmp_path:
                 error = await refused(pictures, picture(url=bad))
                 assert (type(error), error.param) == (InvalidRequest, picture().param)
                 assert "has expired" in error.message
+
+
+async def test_an_address_of_an_allowed_host_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with picture_host(tmp_path, monkeypatch, file(halves())) as host:
+        url = f"https://127.0.0.1:{host.port}/x.png?size=2"
+        async with inputs(tmp_path, ALLM_IMAGE_HOSTS=f"127.0.0.1:{host.port}") as pictures:
+            async with pictures.pixels([picture(file(halves(32, 16))), picture(url=url)]) as found:
+                assert [one.width for one in found] == [32, 64]
+                assert found[1].pixels == halves().tobytes()
+            assert pictures._room.total == 0
+            assert "404" in (await refused(pictures, picture(url=f"{url[: url.rindex('/')]}/status/404"))).message
+        async with inputs(tmp_path) as pictures:
+            for bad in (url, "https://ai.example.org/v1/models", "http://ai.example.org/v1/images/files/x"):
+                with case(url=bad):
+                    error = await refused(pictures, picture(url=bad))
+                    assert (type(error), error.param) == (InvalidRequest, picture().param)
+        assert host.targets == ["/x.png?size=2", "/status/404"]
 
 
 async def test_a_caller_that_leaves_frees_its_place_and_its_memory(tmp_path: Path) -> None:
