@@ -57,7 +57,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 allm \
     && useradd --uid 10001 --gid 10001 --home-dir /var/lib/allm --no-create-home --shell /usr/sbin/nologin allm \
-    && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/allm /models
+    && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/allm /models /pictures
 COPY --from=build /opt/allm /opt/allm
 ENV PATH=/opt/allm/bin:$PATH \
     PYTHONUNBUFFERED=1 \

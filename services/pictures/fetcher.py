@@ -91,15 +91,15 @@ class PictureFetcher:
 
     async def _follow(self, url: str, param: str, take: Callable[[int], None]) -> bytes:
         for _ in range(REDIRECTS + 1):
-            address = self._checked(url)
+            address = self.checked(url)
             async with self._opened(address) as response:
                 if response.status not in _MOVED:
                     return await self._body(response, address, param, take)
                 url = _joined(url, _header(response, b"location"))
         raise Unfetchable(f"leads from one address to another more than {REDIRECTS} times")
 
-    def _checked(self, url: str) -> Address:
-        """Raises Unfetchable if a picture may not be fetched from there."""
+    def checked(self, url: str) -> Address:
+        """Reads an address. Raises Unfetchable if a picture may not be fetched from there."""
         if len(url) > MAX_URL:
             raise Unfetchable(f"is an address of over {MAX_URL} characters")
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
+from services.pictures.fetcher import PictureFetcher, Unfetchable
 from services.pictures.messages import Decode, DecodedPicture, Fit
 from services.pictures.pictures import Codecs
 from services.sandbox.child import OrderRefused
@@ -44,7 +45,11 @@ PICTURE_WORDS = (
     b"VP8L",
     b"ANIM",
     b"\xff\xc0",
+    b"GIF89a",
+    b"\x21\xf9\x04",
 )
+HOSTS = ("a.example", "b.example:8443", "[::1]")
+ADDRESS_WORDS = (b"https://", b"a.example", b"b.example:8443", b"[::1]", b"@", b"\\", b"%2f", b"xn--", b"\xe2\x80\xa8")
 SIXTEEN = RawSound(44_100, 2)
 
 
@@ -94,14 +99,37 @@ def _picture(case: bytes) -> None:
     if not case:
         return
     how, (image, _, mask) = case[0], case[1:].partition(b"\xa5" * 8)
-    fit = Fit(width=64, height=32, exact=bool(how & 1), multiple_of=8, min_side=8, max_side=256, max_pixels=64 * 64)
-    answer = _loop().run_until_complete(_read(Decode(image=image, mask=mask, fit=fit, own_mask=bool(how & 2))))
+    if how & 4:  # as the text service reads it
+        fit = Fit(width=64, height=32, exact=False, max_pixels=64 * 32, enlarge=False)
+    else:
+        fit = Fit(width=64, height=32, exact=bool(how & 1), multiple_of=8, min_side=8, max_side=256, max_pixels=64 * 64)
+    order = Decode(image=image, mask=mask, fit=fit, own_mask=bool(how & 2), gif=bool(how & 4))
+    answer = _loop().run_until_complete(_read(order))
     if isinstance(answer, DecodedPicture):
         assert len(answer.pixels) == 3 * answer.width * answer.height
         assert answer.mask is None or len(answer.mask) == answer.width * answer.height
     else:
         assert isinstance(answer, OrderRefused)
         assert answer.message
+
+
+def _address(case: bytes) -> None:
+    """Reads a caller's address of a picture."""
+    try:
+        address = _fetcher().checked(case.decode(errors="replace"))
+    except Unfetchable as refused:
+        assert str(refused)
+        return
+    assert address.shown in HOSTS
+    assert address.target.startswith("/")
+    assert address.target.isascii()
+    assert address.target.isprintable()
+    assert " " not in address.target
+
+
+@cache
+def _fetcher() -> PictureFetcher:
+    return PictureFetcher(HOSTS, max_bytes=1, queue=1, seconds=1)
 
 
 async def _read(order: Decode) -> object:
@@ -159,4 +187,5 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 MEDIA_TARGETS = (
     FuzzTarget("sound", _sound, words=SOUND_WORDS, longest=64 * 1024, children=True, cases=15),
     FuzzTarget("picture", _picture, words=PICTURE_WORDS, longest=64 * 1024, children=True, cases=150),
+    FuzzTarget("picture-address", _address, words=ADDRESS_WORDS, longest=10_000),
 )

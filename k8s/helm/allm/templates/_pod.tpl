@@ -3,6 +3,11 @@
 {{- $root := .root -}}
 {{- $values := .values -}}
 {{- $gpu := gt (int $values.gpu.count) 0 -}}
+{{- $shared := and $root.Values.image.enabled $root.Values.image.sharedFolder.enabled -}}
+{{- /* A text service reads pictures by their url from the folder of the image service, except in multiNode groups: the
+       kustomize component for these would need those for shared files and the ingress. */ -}}
+{{- $reads := and (eq .kind "text") (not $values.multiNode) -}}
+{{- $pictures := or (eq .kind "image") (and $reads $shared) -}}
 metadata:
   labels:
     {{- include "allm.labels" (list $root .kind) | nindent 4 }}
@@ -41,8 +46,10 @@ spec:
         {{- with $values.preload }}
         - {name: ALLM_PRELOAD, value: {{ join "," . | quote }}}
         {{- end }}
-        {{- if eq .kind "image" }}
+        {{- if $pictures }}
         - {name: ALLM_IMAGE_FOLDER, value: /pictures}
+        {{- end }}
+        {{- if or (eq .kind "image") $reads }}
         - {name: ALLM_PUBLIC_URL, value: {{ include "allm.publicUrl" $root | quote }}}
         {{- end }}
         {{- if and (eq .kind "text") $root.Values.textGroups }}
@@ -92,8 +99,8 @@ spec:
         {{- if or $gpu $values.vllm }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
-        {{- if eq .kind "image" }}
-        - {name: pictures, mountPath: /pictures}
+        {{- if $pictures }}
+        - {name: pictures, mountPath: /pictures{{ if eq .kind "text" }}, readOnly: true{{ end }}}
         {{- end }}
         {{- include "allm.modelImageMounts" $root | indent 8 }}
         {{- include "allm.secretMounts" (dict "root" $root "role" .kind) | indent 8 }}
@@ -109,8 +116,8 @@ spec:
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ include "allm.sharedMemory" $values }}}
     {{- end }}
-    {{- if eq .kind "image" }}
-    {{- if $root.Values.image.sharedFolder.enabled }}
+    {{- if $pictures }}
+    {{- if $shared }}
     - name: pictures
       persistentVolumeClaim: {claimName: {{ $root.Release.Name }}-pictures}
     {{- else }}
