@@ -17,9 +17,11 @@ from allm.image.v1 import image_service_pb2_grpc as typed_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc
 from openai import AsyncOpenAI
 
-from services.errors import InvalidRequest, Overloaded
+from services.auth.identity import ANONYMOUS
+from services.errors import ImageNotFound, InvalidRequest, Overloaded
 from services.image.images import Event, PictureFile
 from services.image.parameters import OutputFormat
+from services.pictures.image_files import ImageFiles
 from services.rest.openai.body import json_body
 from services.rpc.call import IGNORED_HEADER, Call
 from tests.case import case
@@ -128,6 +130,16 @@ async def test_a_url_is_served_for_an_hour(client: AsyncOpenAI, channel: grpc.ai
         for name in ("nothing", "..%2F..%2Fetc%2Fpasswd", "a" * 32 + ".png"):
             missing = await http.get(f"{PUBLIC_URL}/v1/images/files/{name}")
             assert (missing.status_code, missing.json()["error"]["code"]) == (404, "image_not_found")
+
+
+async def test_a_url_is_the_callers_own(client: AsyncOpenAI, tmp_path: Path) -> None:
+    answer = await client.images.generate(prompt="x", model=MODEL, response_format="url")
+    assert answer.data is not None
+    files = ImageFiles(tmp_path, LIMIT_BYTES, PUBLIC_URL)
+    name = files.name_of(answer.data[0].url or "") or ""
+    assert await files.read(name, ANONYMOUS.subject) == ("image/png", content(0))
+    with pytest.raises(ImageNotFound):
+        await files.read(name, "key-of-another")
 
 
 async def test_edits_take_files_and_extensions(client: AsyncOpenAI, core: ScriptedImages) -> None:
