@@ -590,6 +590,7 @@ WIDE_TESTS = {
     "text/engine/test_infill.py",
     "text/engine/test_llama_cpp_grammar.py",
     "text/engine/test_llama_cpp_states.py",
+    "text/engine/test_pictures_in_batches.py",
     "text/engine/test_prompt_size.py",
     "text/engine/test_runtime_contract.py",
     "text/engine/test_schema_suite.py",

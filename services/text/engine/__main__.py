@@ -10,7 +10,7 @@ import functools
 import importlib
 import math
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from services.text.engine import embedding_loop
@@ -21,7 +21,7 @@ from services.text.engine.messages import USUAL_BYTES, Accepted, Capability, Eng
 from services.text.engine.pairs import prepare_pairs
 from services.text.engine.preparation import Preparation, Preparing
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import Runtime, TokenSpan
+from services.text.engine.runtime import PicturePart, Runtime, TokenSpan
 from services.text.engine.sequence import Sequence
 from services.text.engine.speculation import NGRAM, measured_costs
 from services.text.engine.token_budget import step_pace, step_tokens
@@ -113,8 +113,12 @@ def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[
 
 def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Preparing:
     """Tokenizes a prompt, checks its length and compiles the grammar. Sends a refusal immediately."""
+    parts: list[PicturePart] = []
     try:
-        tokens = given = _tokens(runtime, submit.prompt)
+        if submit.pictures:
+            tokens = given = yield from _seen(runtime, submit, parts)
+        else:
+            tokens = given = _tokens(runtime, submit.prompt)
         if submit.suffix:
             _check_size(runtime, len(submit.suffix.encode()))
             tokens = _infilled(runtime, given, submit.suffix)
@@ -144,7 +148,45 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         math.inf if submit.deadline is None else submit.deadline,
         prediction,
         submit.scored,
+        parts,
     )
+
+
+def _seen(runtime: Runtime, submit: Submit, parts: list[PicturePart]) -> Generator[None, None, list[int]]:
+    """Returns the tokens of a prompt with pictures, which stand at its marks, and adds their parts. Each picture is a
+    turn.
+
+    Raises EngineError: UNSUPPORTED for a model that does not see, INVALID_REQUEST if the chat template left a picture
+    out or put one at the end, CONTEXT_LENGTH_EXCEEDED.
+    """
+    if not runtime.ready.sees:
+        raise EngineError("UNSUPPORTED", "the model takes no pictures", submit.pictures[0].param)
+    prompt = str(submit.prompt)
+    _check_size(runtime, len(prompt.encode()))
+    first, *texts = prompt.split(submit.mark)
+    if len(texts) != len(submit.pictures):
+        message = f"the model's chat template makes a prompt with {len(texts)} of {len(submit.pictures)} pictures"
+        raise EngineError("INVALID_REQUEST", message, "messages")
+    begin = len(runtime.tokenize(""))
+    tokens = runtime.tokenize(first)
+    for number, (pixels, text) in enumerate(zip(submit.pictures, texts, strict=True), 1):
+        yield
+        own, found = runtime.see(pixels)
+        for part in found:
+            part.start += len(tokens)
+        parts += found
+        tokens += own
+        tokens += runtime.tokenize(text)[begin:] if text else []
+        if len(tokens) >= runtime.ready.context_tokens:
+            message = (
+                f"the prompt has {len(tokens)} tokens up to the text after picture {number}, "
+                f"but this model's context holds {runtime.ready.context_tokens}, answer included"
+            )
+            raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, pixels.param)
+    if tokens[-1] < 0:
+        message = "the prompt ends with a picture, and an answer can follow only a text"
+        raise EngineError("INVALID_REQUEST", message, "messages")
+    return tokens
 
 
 def _infilled(runtime: Runtime, prompt: list[int], suffix: str) -> list[int]:

@@ -55,11 +55,16 @@ class BatchLoop(RequestLoop):
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
         self._light = False  # whether the step is without heavy clients
+        self._encoded: dict[str, int] = {}  # by client: the number of the last turn that encoded for it
+        self._encodings = 0
+        self._encoding = 0.0  # seconds of this turn's encoding
         self._owed = 0.0  # seconds of the last step with all clients that steps without heavy ones have not made up for
 
     def _compute(self) -> None:
         self._admit()
-        plan = self._make_room(self._plan())
+        running = self._participants()
+        self._encode(running)
+        plan = self._make_room(self._plan(running))
         if plan:
             self._step(plan, self._drafts(plan))
 
@@ -104,13 +109,39 @@ class BatchLoop(RequestLoop):
         wanted = sequence.missing - self._reuse.shareable(sequence, self._running)
         return claimed + wanted + BLOCK <= self._ledger.free + self._ledger.cached
 
+    # --- pictures
+
+    def _encode(self, running: list[Sequence]) -> None:
+        """Encodes one picture part that a prompt needs next: clients in turn, of each client the oldest request.
+
+        Running answers wait for at most one part between two tokens. A part that the prefix cache has is not encoded.
+        """
+        self._encoding = 0.0
+        prompts = [each for each in running if each.pictures and not each.decoding]
+        begun = [each for each in prompts if not self._reuse.waits(each, running)]
+        parts = [(each, part) for each in begun if (part := each.next_part) and part.embeddings is None]
+        if not parts:
+            return
+        sequence, part = min(parts, key=lambda pair: (self._encoded.get(pair[0].client, 0), pair[0].arrival))
+        self._encodings += 1
+        clients = {each.client for each in prompts}
+        self._encoded = {client: turn for client, turn in self._encoded.items() if client in clients}
+        self._encoded[sequence.client] = self._encodings
+        started = time.monotonic()
+        try:
+            self._runtime.encode(part)
+        except EngineError as error:
+            running.remove(sequence)
+            self._retire(sequence)
+            self._refuse(sequence.request, error)
+        self._encoding = time.monotonic() - started
+
     # --- the plan of a step
 
-    def _plan(self) -> list[tuple[Sequence, int]]:
+    def _plan(self, running: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Returns (sequence, tokens to compute) pairs: all decoding sequences, then prompts as the budget allows."""
-        running = self._participants()
         plan = [(sequence, 1) for sequence in running if sequence.decoding]
-        prompts = [sequence for sequence in running if not sequence.decoding]
+        prompts = [sequence for sequence in running if not sequence.decoding and not sequence.unseen]
         if not prompts:
             return plan
         limits = self._limits
@@ -169,6 +200,7 @@ class BatchLoop(RequestLoop):
             self._reuse.release(sequence)
         sequence.id, sequence.computed, sequence.begun = -1, 0, False
         sequence.marks.clear()
+        sequence.drop_embeddings()
         self._waiting.append(sequence)
         self._enter(sequence, "queue")
 
@@ -191,7 +223,10 @@ class BatchLoop(RequestLoop):
             sampler = sequence.sampler if sequence.missing == count else None
             guesses = drafts.get(sequence, [])
             scoring = _scoring(sequence, count) if sequence.scoring else None
-            spans.append(TokenSpan(sequence.id, sequence.computed, tokens + guesses, sampler, len(guesses), scoring))
+            span = TokenSpan(sequence.id, sequence.computed, tokens + guesses, sampler, len(guesses), scoring)
+            if sequence.pictures:
+                _show(sequence, span)
+            spans.append(span)
         started = time.monotonic()
         try:
             sampled = self._runtime.step(spans)
@@ -208,7 +243,8 @@ class BatchLoop(RequestLoop):
         seconds = time.monotonic() - started
         if all(sequence.decoding for sequence, _ in plan):
             self._speculation.took(len(plan), self._batch[1] - len(plan), seconds)
-        self._owed = self._owed - seconds if self._light else seconds
+        together = seconds + self._encoding
+        self._owed = self._owed - together if self._light else together
         self._pace.took(self._batch[1], seconds)
         if not drafts:
             answers = sum(sequence.decoding for sequence, _ in plan)
@@ -222,6 +258,7 @@ class BatchLoop(RequestLoop):
     def _computed(self, sequence: Sequence, count: int) -> None:
         self._ledger.grow(sequence.holding, count)
         sequence.computed += count
+        sequence.drop_embeddings(sequence.computed)
         self._reuse.reached(sequence)
 
     def _take_outcomes(self, sequence: Sequence, outcomes: Outcomes, drafts: int) -> None:
@@ -259,6 +296,15 @@ class BatchLoop(RequestLoop):
             drafted=self._speculation.drafted,
             accepted=self._speculation.accepted,
         )
+
+
+def _show(sequence: Sequence, span: TokenSpan) -> None:
+    """Adds the embeddings of a span of a picture part, and the shift of its positions."""
+    span.shift = sequence.shift(span.start)
+    part = sequence.next_part
+    if part and part.start <= span.start and part.embeddings is not None:
+        place = span.start - part.start
+        span.part, span.embeddings = part, part.embeddings[place : place + len(span.tokens)]
 
 
 def _scoring(sequence: Sequence, count: int) -> Scoring:

@@ -24,7 +24,7 @@ from services.text.engine.prefix import KeptPrefix, PrefixCache, StateCache, com
 from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence
 
-# A prompt waits for another prompt only if that saves at least this many tokens: fewer are not worth a step.
+# A prompt waits for another one only if that saves a picture, or this many tokens: fewer are not worth a step.
 WORTH_WAITING = 8 * BLOCK
 OPENING = BLOCK  # tokens at the end of a prompt that a template may spell differently once an answer follows
 WORTH_KEEPING = 8 * BLOCK  # tokens
@@ -67,16 +67,19 @@ class PrefixReuse:
         if sequence.begun or not self._may_reuse(sequence):
             return False
         found = self._entries.find(sequence.client, sequence.tokens[:-1])
-        best = (found[1], found[0].id, found[0].holding, found[0].tokens) if found else (0, -1, Holding(), [])
+        best = (0, -1, Holding(), list[int]())
+        if found:
+            best = (sequence.cut(found[1]), found[0].id, found[0].holding, found[0].tokens)
         promised = 0
         for other in running:
             common = self._common(sequence, other)
-            usable = min(common, other.computed) // BLOCK * BLOCK
+            usable = sequence.cut(min(common, other.computed) // BLOCK * BLOCK)
             if usable > best[0]:
                 best = (usable, other.id, other.holding, other.tokens[: other.computed])
             if other.arrival < sequence.arrival:
                 promised = max(promised, common)
-        if promised >= max(best[0], sequence.computed) + WORTH_WAITING:
+        known = max(best[0], sequence.computed)
+        if promised >= known + WORTH_WAITING or sequence.pictured(known, promised):
             return True
         self._copy(sequence, *best)
         return False
@@ -86,7 +89,7 @@ class PrefixReuse:
 
     def retire(self, sequence: Sequence) -> None:
         """Moves the whole blocks of an ended request to the prefix cache and frees the rest."""
-        whole = sequence.computed // BLOCK * BLOCK
+        whole = sequence.cut(sequence.computed // BLOCK * BLOCK)
         if not self._on or not whole:
             self.release(sequence)
             return
@@ -106,7 +109,8 @@ class PrefixReuse:
     def _common(self, sequence: Sequence, other: Sequence) -> int:
         if other is sequence or other.client != sequence.client or other.tokens[:BLOCK] != sequence.tokens[:BLOCK]:
             return 0
-        return min(common_blocks(sequence.tokens, other.tokens), (len(sequence.tokens) - 1) // BLOCK * BLOCK)
+        common = common_blocks(sequence.tokens, other.tokens)
+        return sequence.cut(min(common, (len(sequence.tokens) - 1) // BLOCK * BLOCK))
 
     def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding, computed: list[int]) -> None:
         """Copies another sequence's first tokens to the start of a prompt, if that saves a block.
@@ -151,7 +155,7 @@ class StreamReuse(PrefixReuse):
         entry = alone if place is None else self._entries.at(place)
         shared = self._entries.take(entry, sequence.client, prompt, sequence.cache_key) if entry else 0
         if entry and shared:
-            sequence.id = entry.id
+            shared, sequence.id = sequence.cut(shared), entry.id
             self._runtime.drop(entry.id, shared)
             self._begin_with(sequence, shared, None)
             return
@@ -186,7 +190,7 @@ class StreamReuse(PrefixReuse):
         self._free_id(place)
 
     def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding, computed: list[int]) -> None:
-        tokens = common_tokens(computed, sequence.tokens[:-1])  # a copy need not be whole blocks
+        tokens = sequence.cut(common_tokens(computed, sequence.tokens[:-1]))  # a copy need not be whole blocks
         while self._ledger.free < tokens and self._entries.evict(spared=source):
             pass
         super()._copy(sequence, tokens if tokens <= self._ledger.free else 0, source, holding, computed)
@@ -218,7 +222,8 @@ class StateReuse(PrefixReuse):
             return False
         found = self._entries.find(sequence.client, sequence.tokens[:-1])
         usable = found[1] if found else 0
-        if any(self._promised(sequence, other) >= usable + WORTH_WAITING for other in running):
+        promised = max((self._promised(sequence, other) for other in running), default=0)
+        if promised >= usable + WORTH_WAITING or sequence.pictured(usable, promised):
             return True
         sequence.begun = True
         if found:
@@ -259,7 +264,7 @@ class StateReuse(PrefixReuse):
         last = _settled(sequence)
         others = [other.tokens for other in running if other is not sequence and other.client == sequence.client]
         common = max((common_blocks(tokens, sequence.tokens) for tokens in others), default=0)
-        parting = min(max(common, self._entries.common(sequence.client, sequence.tokens)), last)
+        parting = sequence.cut(min(max(common, self._entries.common(sequence.client, sequence.tokens)), last))
         marks, known = [], sequence.computed
         for place in (parting, last):
             if place >= known + WORTH_KEEPING:
@@ -284,4 +289,4 @@ class StateReuse(PrefixReuse):
 
 def _settled(sequence: Sequence) -> int:
     """Returns the length of a prompt without its last `OPENING` tokens, in whole blocks."""
-    return max(0, sequence.prompt_tokens - OPENING) // BLOCK * BLOCK
+    return sequence.cut(max(0, sequence.prompt_tokens - OPENING) // BLOCK * BLOCK)

@@ -53,7 +53,10 @@ class Speaker(Protocol):
         """Returns True if the token ends the model's turn."""
 
     def sampler(self, params: SamplingParams, prompt: Tokens[int], constraint: Any | None, logprobs: int | None) -> Any:
-        """Returns the sampler of one request. Raises EngineError (INVALID_REQUEST) for unsupported parameters."""
+        """Returns the sampler of one request, whose `prompt` is without pictures.
+
+        Raises EngineError (INVALID_REQUEST) for unsupported parameters.
+        """
 
     def free_sampler(self, sampler: Any) -> None:
         """Frees a sampler."""
@@ -123,7 +126,8 @@ class RequestLoop(WorkerLoop[Sequence | Hold | Cancel]):
             return
         params = sequence.params
         try:
-            sampler = self._speaker.sampler(params, sequence.tokens, sequence.constraint, sequence.logprobs)
+            words = [token for token in sequence.tokens if token >= 0] if sequence.pictures else sequence.tokens
+            sampler = self._speaker.sampler(params, words, sequence.constraint, sequence.logprobs)
         except EngineError as error:
             self._refuse(sequence.request, error)
             return

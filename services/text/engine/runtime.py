@@ -47,11 +47,21 @@ class PicturePart:
     count: int  # number of its tokens, all with the same number, from `picture_token`
     source: Any  # from `Runtime.see`, for `Runtime.encode`
     embeddings: Any | None = None  # from `Runtime.encode` [count, width]; None: not computed, or no longer needed
+    # Whether its tokens need one step together, and are reused only together: for attention in both directions, or if
+    # they have no order. `Runtime.see` then raises CONTEXT_LENGTH_EXCEEDED for more than a step has room for.
+    whole: bool = False
+    # By how many positions its tokens advance those that follow, as rotary embeddings count them.
+    advance: int | None = None  # None: `count`
+
+    @property
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.start + self.count
 
 
 @dataclass(slots=True)
 class TokenSpan:
-    """Tokens of one sequence to compute in a step: only tokens of the vocabulary, or only tokens of one picture part."""
+    """Tokens of one sequence to compute in a step: only tokens of the vocabulary, or only tokens of a picture part."""
 
     sequence: int  # id in the runtime's cache
     start: int  # position of the first token
@@ -60,6 +70,8 @@ class TokenSpan:
     drafts: int = 0  # tokens at the end that are guesses (speculation.py); only with a sampler
     scoring: Scoring | None = None  # only without guesses
     embeddings: Any | None = None  # of a picture part: those of these tokens [tokens, width]; then without a sampler
+    part: PicturePart | None = None  # to which the embeddings belong
+    shift: int = 0  # by how much `start`, as rotary embeddings count it, is less because of the picture parts before
 
     @property
     def rows(self) -> int:
@@ -126,7 +138,7 @@ class Runtime(Protocol):
         """
 
     def encode(self, part: PicturePart) -> None:
-        """Computes the embeddings of a part."""
+        """Computes the embeddings of a part. Raises EngineError if that is not possible, which ends the request."""
 
     def constraint(self, grammar: str) -> Any:
         """Returns the grammar state of one request's answer. Raises EngineError if the grammar does not compile."""

@@ -7,8 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.text.engine.kv_cells import Holding
+from services.text.engine.kv_cells import BLOCK, Holding
 from services.text.engine.messages import TokenLogprob
+from services.text.engine.runtime import PicturePart
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.stop_strings import TextAssembler
 
@@ -48,6 +49,7 @@ class Sequence:
     deadline: float = math.inf  # on the monotonic clock; the caller has given up by then
     prediction: list[int] = field(default_factory=list)  # the answer that the caller expects; a source of guesses
     scored: bool = False  # whether to report the logprobs of the prompt's tokens too
+    pictures: list[PicturePart] = field(default_factory=list)  # parts of its prompt, in order
     prompt_tokens: int = field(init=False)
     text: TextAssembler = field(init=False)
     held_logprobs: HeldLogprobs | None = field(init=False)
@@ -86,8 +88,50 @@ class Sequence:
 
     @property
     def ahead(self) -> int:
-        """Number of tokens that a step may compute: all missing ones, or those up to the next mark."""
-        return min((mark for mark in self.marks if mark > self.computed), default=len(self.tokens)) - self.computed
+        """Number of tokens that a step may compute: up to the next mark, or the next start or end of a picture part."""
+        places = [*self.marks, *(place for part in self.pictures for place in (part.start, part.end))]
+        return min((place for place in places if place > self.computed), default=len(self.tokens)) - self.computed
+
+    @property
+    def inseparable(self) -> int:
+        """Number of tokens that the next step must compute together; 0: any number."""
+        part = self.next_part
+        return part.count if part and part.whole and part.start == self.computed else 0
+
+    @property
+    def next_part(self) -> PicturePart | None:
+        """The first picture part that is not computed to its end."""
+        return next((part for part in self.pictures if part.end > self.computed), None)
+
+    @property
+    def unseen(self) -> bool:
+        """True if the next token belongs to a picture part that is not encoded."""
+        part = self.next_part
+        return part is not None and part.start <= self.computed and part.embeddings is None
+
+    def cut(self, tokens: int) -> int:
+        """Returns how many of its first `tokens` can be reused: fewer, in whole blocks, if that would divide a whole
+        part.
+        """
+        for part in reversed(self.pictures):
+            if part.whole and part.start < tokens < part.end:
+                tokens = part.start // BLOCK * BLOCK
+        return tokens
+
+    def pictured(self, start: int, end: int) -> bool:
+        """Returns True if a picture part ends between two positions: who computes them has to encode it."""
+        return any(start < part.end <= end for part in self.pictures)
+
+    def shift(self, position: int) -> int:
+        """Returns by how much rotary embeddings count less than the tokens before a position."""
+        parts = (part for part in self.pictures if part.advance is not None and part.end <= position)
+        return sum(part.count - (part.advance or 0) for part in parts)
+
+    def drop_embeddings(self, end: int | None = None) -> None:
+        """Frees the embeddings of picture parts that end at position `end` or before it; None: of all."""
+        for part in self.pictures:
+            if end is None or part.end <= end:
+                part.embeddings = None
 
     @property
     def scoring(self) -> bool:

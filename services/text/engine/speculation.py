@@ -31,7 +31,7 @@ MOST_GUESSES = 24  # per sequence and step
 LONGEST_MATCH = 16  # latest tokens that are compared with earlier ones
 KEPT_CLIENTS = 64
 KEPT_TOKENS = 8192  # latest tokens of a client's answers
-SEPARATOR = -1  # between two answers
+SEPARATOR = -1  # between two answers, and for tokens of pictures
 # By class of match (its length, or the prediction): the assumed chance that the next guess is right.
 CHANCES = (0.15, 0.3, 0.5, 0.7, 0.85, 0.9)
 PREDICTED = len(CHANCES) - 1
@@ -124,7 +124,7 @@ class Drafter:
         return self._chances[guess.kind]
 
     def _take(self, tokens: list[int]) -> None:
-        self._tokens[self._count : self._count + len(tokens)] = tokens
+        self._tokens[self._count : self._count + len(tokens)] = [max(token, SEPARATOR) for token in tokens]
         self._count += len(tokens)
 
     def _learn(self, new: list[int], generated: int) -> None:

@@ -98,17 +98,19 @@ def share_out(
 
     Shortest prompts come first, for early first tokens; the oldest always gets a quarter. Of a budget that is too small
     for parts, the oldest gets all in every fourth `turn`. A prompt that `waits` for another one's prefix gets nothing.
-    Scored prompts get MOST_SCORED together.
+    Scored prompts get MOST_SCORED together. Inseparable tokens fit into the budget, or are the oldest's.
     """
     oldest = min(prompts, key=lambda sequence: sequence.arrival)
     shares: list[tuple[Sequence, int]] = []
     reserved, scored = max(1, budget // OLDEST_TURN), MOST_SCORED
     if LEAST_CHUNK <= budget < OLDEST_TURN * LEAST_CHUNK:
         reserved = 0 if turn % OLDEST_TURN else budget
+    reserved = max(reserved, oldest.inseparable)
     for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
-        available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
+        least = sequence.inseparable
+        available = max(budget, least) if sequence is oldest else budget - min(reserved, oldest.missing)
         available = min(available, scored) if sequence.scoring else available
-        if available <= 0 or waits(sequence):
+        if available <= 0 or available < least or waits(sequence) or sequence.unseen:
             continue
         share = min(sequence.ahead, available)
         if shares and share < sequence.ahead and share < LEAST_CHUNK <= shares[0][1]:

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.text.engine import sequence
+from services.text.engine.__main__ import _prepare
 from services.text.engine.loop import BatchLoop
-from services.text.engine.messages import DecoderReady, Hold, Piece, Stepped, TokenLogprob
+from services.text.engine.messages import DecoderReady, Hold, Piece, Pixels, Stepped, Submit, TokenLogprob
 from services.text.engine.request_loop import BatchLimits
-from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan
+from services.text.engine.runtime import Outcomes, OutOfCells, PicturePart, Sampled, TokenSpan, picture_token
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.speculation import StepCosts
 from services.worker.loop import Pace
 from services.worker.messages import Cancel, EngineError, RequestRefused
+from tests.text.engine.prepared import prepared
 
 END = 0
 SHOWN = 32  # tokens below are control tokens
@@ -73,8 +75,9 @@ class Counting:
         streams: bool = False,
         states: bool = False,
         extra: int = 4,
+        whole: bool = False,
     ) -> None:
-        """`extra`: sequence ids in addition to those of running requests."""
+        """`extra`: sequence ids in addition to those of running requests. `whole`: pictures are computed at once."""
         self.ready = DecoderReady(
             context_tokens=context,
             kv_tokens=cells,
@@ -84,7 +87,10 @@ class Counting:
             bos="",
             eos="",
             add_bos=False,
+            sees=True,
         )
+        self.whole = whole
+        self.encoded: list[int] = []  # the token of each encoded part
         self.sequence_ids = sequences + extra
         self.reuses_prefixes = not states
         self.reuses_states = states
@@ -101,6 +107,23 @@ class Counting:
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
+        """Each row of a picture is a part of `width` tokens; there is a line break between two rows."""
+        tokens: list[int] = []
+        parts = []
+        for row in range(pixels.height):
+            token = picture_token(pixels.digest, row)
+            parts.append(PicturePart(len(tokens), pixels.width, token, whole=self.whole))
+            tokens += [token] * pixels.width + [10]
+        return tokens[:-1], parts
+
+    def encode(self, part: PicturePart) -> None:
+        assert part.embeddings is None
+        if part.count == 13:
+            raise EngineError("OUT_OF_MEMORY", "no memory for this picture")
+        self.encoded.append(part.source)
+        part.embeddings = [(part.source, at) for at in range(part.count)]
+
     def constraint(self, grammar: str) -> Script:
         return Script(grammar)
 
@@ -116,6 +139,7 @@ class Counting:
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Script | None, logprobs: int | None
     ) -> Sampler:
+        assert all(token >= 0 for token in prompt)
         self.samplers += 1
         return Sampler(params, constraint or Script(""), logprobs)
 
@@ -129,6 +153,7 @@ class Counting:
         for span in spans:
             assert span.start == len(self.cells[span.sequence]), "positions must follow each other"
             assert span.tokens
+            self.check(span)
             self.cells[span.sequence] += [(token, object()) for token in span.tokens]
         for span in spans:
             if scoring := span.scoring:
@@ -143,6 +168,16 @@ class Counting:
                 ]
         self.steps.append([(span.sequence, len(span.tokens)) for span in spans])
         return [self.outcomes(span) for span in spans]
+
+    def check(self, span: TokenSpan) -> None:
+        """Asserts that a span is of the vocabulary, or has the embeddings of its tokens."""
+        if span.embeddings is None:
+            assert all(token >= 0 for token in span.tokens)
+            return
+        assert span.sampler is None
+        place = span.start - span.part.start
+        assert span.embeddings == [(token, place + at) for at, token in enumerate(span.tokens)]
+        assert not self.whole or (place, len(span.tokens)) == (0, span.part.count)
 
     def outcomes(self, span: TokenSpan) -> Outcomes:
         if span.sampler is None:
@@ -220,6 +255,17 @@ class Loop:
         constraint = self.runtime.constraint(grammar) if grammar else None
         self.inbox.put(sequence.Sequence(request, client, prompt, SamplingParams(**params), constraint, **asked))
 
+    def show(self, request: int, prompt: str, pictures: Sequence[Pixels], client: str = "a", **params) -> list[int]:
+        """Asks about pictures, which stand at the `*` of the prompt. Returns the prompt's tokens."""
+        params.setdefault("max_tokens", 5)
+        key = params.pop("cache_key", "")
+        submit = Submit(
+            request, client, prompt, SamplingParams(**params), cache_key=key, pictures=tuple(pictures), mark="*"
+        )
+        shown = prepared(_prepare(self.runtime, submit, lambda message: None))
+        self.inbox.put(shown)
+        return list(shown.tokens)
+
     def cancel(self, request: int) -> None:
         self.inbox.put(Cancel(request))
 
@@ -243,6 +289,11 @@ def expected(prompt: list[int], count: int) -> str:
     for _ in range(count):
         tokens.append(following(tokens))
     return bytes(tokens[len(prompt) :]).decode()
+
+
+def drawing(seed: int, width: int, height: int = 1) -> Pixels:
+    """A picture that `Counting` sees as `height` parts of `width` tokens."""
+    return Pixels(width=width, height=height, pixels=bytes([seed]) * (width * height * 3), param=f"picture {seed}")
 
 
 def prompt(seed: int, length: int) -> list[int]:
