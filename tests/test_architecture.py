@@ -602,6 +602,7 @@ WIDE_TESTS = {
     "text/test_impatient_callers.py",
     "text/test_keys_mode.py",
     "text/test_patience.py",
+    "text/test_pictured_requests.py",
     "text/test_redis_replicas.py",
     "text/test_response_replicas.py",
     "text/test_schema_answers.py",

@@ -66,7 +66,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     service = await ModalityService.open(server, settings, "text", registry, manager, needed, share, vulkan)
     models = TextModels(service.provision.store, manager)
     pictures = PictureInputs(settings.image)
-    chat = Chat(models, SchemaChecker(text.queue_limit))
+    chat = Chat(models, SchemaChecker(text.queue_limit), pictures)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(models, chat), server)
     embeddings = Embeddings(models)
     embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, embeddings), server)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -14,15 +15,19 @@ from dataclasses import replace
 from llguidance import LLMatcher
 
 from services.auth.caller import current_caller
-from services.errors import ContextLengthExceeded, Unsupported
+from services.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from services.models.store import StoredModel
 from services.telemetry import tracing
-from services.text.conversation import ChatRequest, Message, OutputFormat, ReasoningEffort, Tool, ToolCall
+from services.text import limits
+from services.text.conversation import ChatRequest, Message, OutputFormat, Picture, ReasoningEffort, Tool, ToolCall
+from services.text.engine.messages import Pixels
 from services.text.engine.sampling import without_effect
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, Dialect
 from services.text.parsers.tool_grammar import ToolShape
+from services.text.picture_inputs import PictureInputs
+from services.text.picture_urls import decoded
 from services.text.running_answer import Choice, Completion
 from services.text.schema import fit
 from services.text.schema_checker import SchemaChecker
@@ -54,9 +59,10 @@ For each function call, return a json object with function name and arguments wi
 class Chat:
     """Answers chat requests."""
 
-    def __init__(self, models: TextModels, schemas: SchemaChecker) -> None:
+    def __init__(self, models: TextModels, schemas: SchemaChecker, pictures: PictureInputs) -> None:
         self._models = models
         self._schemas = schemas
+        self._pictures = pictures
 
     async def close(self) -> None:
         """Ends the process that checks schemas."""
@@ -74,9 +80,10 @@ class Chat:
 
     async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
-        async with self._models.loaded(stored) as model:
-            sampling = dataclasses.replace(request.sampling, max_tokens=1)
-            async with model.generate(client, await _prompt(model, request), sampling) as answer:
+        async with self._models.loaded(stored) as model, self._seen(model, request) as pixels:
+            sampling, mark = dataclasses.replace(request.sampling, max_tokens=1), _mark(pixels)
+            prompt = await _prompt(model, request, mark)
+            async with model.generate(client, prompt, sampling, pictures=pixels, mark=mark) as answer:
                 return await answer.accepted()
 
     @asynccontextmanager
@@ -86,6 +93,7 @@ class Chat:
         Raises:
             ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             InvalidRequest: the conversation does not fit the model, or a schema is not supported.
+            Others as `PictureInputs.pixels`.
             Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
@@ -93,8 +101,11 @@ class Chat:
         if request.tool_schemas is None:
             request = await self.checked(request)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
+            reading = await stack.enter_async_context(AsyncExitStack())
+            pixels = await reading.enter_async_context(self._seen(model, request))
+            mark = _mark(pixels)
             with tracing.part("render"):
-                prompt = await _prompt(model, request)
+                prompt = await _prompt(model, request, mark)
             reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
             grammar = grammar_of(request, model.dialect, reasoning_open=reasoning_open)
             tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
@@ -111,18 +122,44 @@ class Chat:
                         request.logprobs,
                         request.cache_key,
                         prediction=request.prediction,
+                        pictures=pixels,
+                        mark=mark,
                         room_required=request.room_required,
                     )
                 )
                 parser = model.dialect.parser(tools, reasoning_open=reasoning_open, bare=bare)
                 choices.append(Choice(answer, parser, parallel=request.parallel_tool_calls))
-            completion = Completion(stored.id, choices, ignored=_ignored(model, request, grammar))
+            del pixels  # the worker has them; an answer may take long
+            ignored = _ignored(model, request, grammar)
+            completion = Completion(stored.id, choices, ignored=ignored, begun=reading.aclose)
             stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             yield completion
 
+    @asynccontextmanager
+    async def _seen(self, model: LoadedTextModel, request: ChatRequest) -> AsyncIterator[tuple[Pixels, ...]]:
+        """Yields the pictures of a request. Raises as `PictureInputs.pixels`, and Unsupported if the model is blind."""
+        pictures = [picture for message in request.messages for picture in message.pictures]
+        if not pictures:
+            yield ()
+            return
+        param = pictures[0].param
+        if not model.ready.sees:
+            raise Unsupported(f"'{param}': {request.model} does not see pictures.", param=param)
+        async with self._pictures.pixels([await decoded(picture) for picture in pictures]) as pixels:
+            size = sum(len(each.pixels) for each in pixels) * request.choices
+            if size > limits.MAX_PIXEL_BYTES:  # each choice is a request to the worker
+                reason = f"the pictures of its {request.choices} choices have {size} bytes of pixels"
+                raise InvalidRequest(f"'n': {reason}; at most {limits.MAX_PIXEL_BYTES} are allowed.", param="n")
+            yield pixels
 
-async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
+
+def _mark(pixels: Sequence[Pixels]) -> str:
+    """Returns the text that stands for each picture in a prompt; empty without pictures."""
+    return secrets.token_hex(16) if pixels else ""
+
+
+async def _prompt(model: LoadedTextModel, request: ChatRequest, mark: str) -> str:
     context = model.ready.context_tokens
     if len(request.messages) > context:
         count = f"the conversation has {len(request.messages)} messages"
@@ -133,15 +170,14 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
         raise Unsupported(
             f"{request.model} does not support tools: its chat template has no place for them.", param="tools"
         )
+    messages = with_users_pictures(request.messages)
     # If the template does not support tools, the prompt must describe them for a history with calls, too.
     spelled_out = not model.dialect.native and (
         tools or any(message.tool_calls or message.role == "tool" for message in request.messages)
     )
     if spelled_out:
-        messages, tools = with_tools(request.messages, tools), ()
-    else:
-        messages = request.messages
-    return await model.template.render(messages, tools, effort, request.template_variables)
+        messages, tools = with_tools(messages, tools), ()
+    return await model.template.render(messages, tools, effort, request.template_variables, mark)
 
 
 def _effort(model: LoadedTextModel, request: ChatRequest) -> ReasoningEffort:
@@ -218,6 +254,23 @@ def _calls(request: ChatRequest, dialect: Dialect, tools: Sequence[Tool], *, req
     # A tool choice with one name asks for exactly one call.
     parallel = request.parallel_tool_calls and not (required and len(request.tool_choice.names) == 1)
     return dialect.call_grammar(shapes, required=whole, parallel=parallel)
+
+
+def with_users_pictures(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Moves the pictures of tool results to the user's next message, because few templates show others."""
+    found: list[Message] = []
+    moved: tuple[Picture, ...] = ()
+    for message in messages:
+        if message.role == "tool":
+            moved += tuple(replace(picture, at=0) for picture in message.pictures)
+            found.append(replace(message, pictures=()))
+        elif moved and message.role == "user":
+            found.append(replace(message, pictures=(*moved, *message.pictures)))
+            moved = ()
+        else:
+            found += [Message(role="user", content="", pictures=moved), message] if moved else [message]
+            moved = ()
+    return (*found, Message(role="user", content="", pictures=moved)) if moved else tuple(found)
 
 
 def with_tools(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> tuple[Message, ...]:

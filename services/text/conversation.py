@@ -31,7 +31,7 @@ class Picture:
     at: int  # the number of characters of the content that come before it
     param: str  # the caller's name of it, for errors, such as `messages[0].content[1].image_url.url`
     data: bytes = b""  # the file; empty: it is at `url`
-    url: str = ""  # without `data`: an address, not a data URL
+    url: str = ""  # without `data`: an address, or a data URL that the core decodes
     detail: Detail = "auto"
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from services.errors import InvalidRequest
-from services.text.conversation import ChatRequest, OutputFormat, Tool, ToolChoice
+from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from services.text.schema import MAX_BYTES, OUTPUT, check_size
 
 MAX_MESSAGES = 16_384
+MAX_PICTURES = 100
+MAX_PIXEL_BYTES = 192 * 1024 * 1024  # of all choices
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKENS = 256
@@ -59,6 +61,7 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
     if not request.messages:
         raise InvalidRequest("'messages' is empty: a conversation needs at least one message.", param="messages")
     check_count("messages", len(request.messages))
+    _check_pictures(request.messages)
     check_sampling(request.sampling, called)
     _check_tools(request.tools)
     if not 1 <= request.choices <= MAX_CHOICES:
@@ -104,6 +107,18 @@ def check_count(name: str, count: int) -> None:
     """Raises InvalidRequest if a conversation has too many messages. Call it before they are converted."""
     if count > MAX_MESSAGES:
         raise _too_many(name, count, MAX_MESSAGES)
+
+
+def _check_pictures(messages: Sequence[Message]) -> None:
+    count = sum(len(message.pictures) for message in messages)
+    if count > MAX_PICTURES:
+        reason = f"'messages' has {count} pictures; at most {MAX_PICTURES} are allowed."
+        raise InvalidRequest(reason, param="messages")
+    for message in messages:
+        if message.pictures and message.role not in ("user", "tool"):
+            param = message.pictures[0].param
+            reason = f"pictures are allowed in messages of the roles 'user' and 'tool', not of {message.role!r}."
+            raise InvalidRequest(f"'{param}': {reason}", param=param)
 
 
 def _check_tools(tools: tuple[Tool, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import ClassVar, TypeVar
@@ -22,6 +22,7 @@ from services.text.engine.messages import (
     FromWorker,
     Hold,
     Piece,
+    Pixels,
     Stepped,
     Submit,
 )
@@ -218,6 +219,8 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         cache_key: str = "",
         suffix: str = "",
         prediction: str = "",
+        pictures: Sequence[Pixels] = (),
+        mark: str = "",
         *,
         scored: bool = False,
         room_required: bool = True,
@@ -227,6 +230,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
         each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached;
         `suffix` is the text after the gap that the answer fills; `prediction` is the answer that the caller expects;
+        `pictures` are those of the prompt, in its order, and `mark` stands in it for each;
         `scored`: `logprobs` is for the prompt's tokens, too; `room_required`: `max_tokens` must fit into the context.
 
         Raises:
@@ -255,9 +259,12 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 prediction=prediction,
                 scored=scored,
                 room_required=room_required,
+                pictures=tuple(pictures),
+                mark=mark,
             )
 
         with self._open(answer, submit):
+            pictures = ()  # the worker has them; an answer may take long
             yield answer
 
     def _step(self, message: Stepped | Encoded) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
@@ -35,6 +35,7 @@ from services.errors import InvalidRequest, ModelInvalid
 from services.sandbox import child
 from services.sandbox.child import Begun, ChildReady, OrderRefused, Refusal, Unusable
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
+from services.text.picture_marks import ContentForm, form_of, shielded
 from services.worker.channel import BlockingChannel
 
 # Limits of the renderer process.
@@ -118,6 +119,7 @@ class ChatTemplate:
             ModelInvalid: the template does not compile.
         """
         self._bos, self._eos, self._add_bos = bos, eos, add_bos
+        self._form: ContentForm | None = None  # found with the first conversation
         self.thinks = thinks(source)
         self._single_calls = "tool_calls[0]" in source
         self._harmony = "<|channel|>" in source and "<|message|>" in source
@@ -138,24 +140,28 @@ class ChatTemplate:
         tools: tuple[Tool, ...] = (),
         effort: ReasoningEffort = "",
         variables: Mapping[str, Any] = MappingProxyType({}),
+        mark: str = "",
     ) -> str:
         """Returns the prompt up to the start of the assistant's answer.
 
         `tools` are rendered by the template; `effort` is the reasoning effort, if the template supports one;
-        `variables` are more of its variables, which override those for an effort.
+        `variables` are more of its variables, which override those for an effort; `mark` stands in the prompt for each
+        picture, and is a text that no caller knows.
 
         Raises:
-            InvalidRequest: the template rejects the conversation (its message is quoted), or fails on it.
+            InvalidRequest: the template rejects the conversation (its message is quoted), fails on it, or omits a
+                picture.
         """
+        if self._form is None:
+            self._form = form_of(lambda content: self._text([{"role": "user", "content": content}]))
+        form, pictures = self._form, sum(len(message.pictures) for message in messages)
+        shield = mark[::-1] if pictures and form.placeholder else ""
         try:
-            text = self._template.render(
-                messages=[_as_dict(message) for message in self._fitting(messages)],
-                add_generation_prompt=True,
-                bos_token=self._bos,
-                eos_token=self._eos,
-                tools=[_tool_as_dict(tool) for tool in tools] or None,
-                **{**_thinking(effort), **variables},
-            )
+            dicts = [_as_dict(message, form, mark) for message in self._fitting(messages)]
+            functions = [_tool_as_dict(tool) for tool in tools]
+            if shield:
+                dicts, functions, variables = shielded([dicts, functions, variables], form.placeholder, shield)
+            text = self._text(dicts, functions, {**_thinking(effort), **variables})
         except _TemplateRefused as refusal:
             raise InvalidRequest(
                 f"the model's chat template refuses the conversation: {refusal}", param="messages"
@@ -165,7 +171,26 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template fails on this conversation: {why}", param="messages"
             ) from error
+        if shield:
+            text = text.replace(form.placeholder, mark).replace(shield, form.placeholder)
+        if pictures and text.count(mark) != pictures:
+            raise InvalidRequest("the model's chat template omits a picture of the conversation", param="messages")
         return text.removeprefix(self._bos) if self._add_bos and self._bos else text
+
+    def _text(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        return self._template.render(
+            messages=messages,
+            add_generation_prompt=True,
+            bos_token=self._bos,
+            eos_token=self._eos,
+            tools=tools or None,
+            **variables,
+        )
 
     def _fitting(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Rewrites parts of the conversation that the template would drop or reject."""
@@ -174,10 +199,10 @@ class ChatTemplate:
         return with_thoughts_before_calls(with_one_system(messages)) if self._harmony else messages
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
+def _as_dict(message: Message, form: ContentForm, mark: str) -> dict[str, Any]:
     # Most templates predate the developer role.
     role = "system" if message.role == "developer" else message.role
-    entry: dict[str, Any] = {"role": role, "content": message.content}
+    entry: dict[str, Any] = {"role": role, "content": form.content(message.content, message.pictures, mark)}
     if message.name:
         entry["name"] = message.name
     if message.tool_call_id:
@@ -247,10 +272,11 @@ class Prepare:
 class Render:
     """An order to render a conversation as a prompt."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...]  # of their pictures, only the places count
     tools: str = "[]"  # a JSON list of objects with the fields of a Tool; its numbers may have any size
     effort: str = ""
     variables: str = "{}"  # a JSON object
+    mark: str = ""  # for each picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +339,8 @@ def _compiled(order: Prepare) -> ChatTemplate:
 def _rendered(template: ChatTemplate, order: Render) -> str:
     tools = tuple(Tool(**tool) for tool in json.loads(order.tools))
     try:
-        text = template.render(order.messages, tools, cast(ReasoningEffort, order.effort), json.loads(order.variables))
+        effort = cast(ReasoningEffort, order.effort)
+        text = template.render(order.messages, tools, effort, json.loads(order.variables), order.mark)
     except InvalidRequest as error:
         raise Refusal(_sendable(error.message)) from None
     if len(text) > MAX_PROMPT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -158,13 +158,18 @@ class Completion:
         prefix: str = "chatcmpl",
         prompts: int = 1,
         ignored: Sequence[str] = (),
+        begun: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`ignored`: parameters of the request that have no effect on the answer."""
+        """`ignored`: parameters of the request that have no effect on the answer.
+
+        `begun` is called once all prompts are computed.
+        """
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model_id = model_id
         self.choices = choices
         self.ignored = ignored
+        self._begun = begun
         each = len(choices) // prompts
         self._prompts = [choices[at : at + each] for at in range(0, len(choices), each)]
         self._pending: dict[asyncio.Task[list[AnswerEvent]], int] = {}
@@ -198,6 +203,9 @@ class Completion:
         events: list[tuple[int, AnswerEvent]] = []
         while not events and not self.finished:
             events = await self._next()
+            if self._begun and all(choice.usage.prompt_tokens for choice in self.choices):
+                begun, self._begun = self._begun, None
+                await begun()
         return events
 
     async def ready_soon(self) -> list[tuple[int, AnswerEvent]]:

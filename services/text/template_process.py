@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from services.rpc.deadline import is_cancelled
 from services.sandbox.child import OrderRefused
 from services.sandbox.pool import ProcessPool
 from services.sandbox.process import ConfinedGone, ConfinedProcess, ConfinedProgram
-from services.text.conversation import Message, ReasoningEffort, Tool
+from services.text.conversation import Message, Picture, ReasoningEffort, Tool
 from services.text.prompt import FromRenderer, Prepare, Prepared, Render, Rendered, thinks
 
 MODULE = "services.text.prompt"
@@ -78,8 +79,11 @@ class TemplateProcess:
         tools: Sequence[Tool] = (),
         effort: ReasoningEffort = "",
         variables: Mapping[str, Any] = MappingProxyType({}),
+        mark: str = "",
     ) -> str:
-        """Returns the prompt up to the start of the assistant's answer. Cancelling the call does not stop the renderer.
+        """Returns the prompt up to the start of the assistant's answer, with `mark` for each picture.
+
+        Cancelling the call does not stop the renderer.
 
         Raises:
             InvalidRequest: the template rejects the conversation (its message is quoted), fails, or exceeds a limit.
@@ -89,7 +93,13 @@ class TemplateProcess:
         """
         fields = json.dumps([{name: getattr(tool, name) for name in TOOL_FIELDS} for tool in tools])
         try:
-            order = Render(messages=messages, tools=fields, effort=effort, variables=json.dumps(dict(variables)))
+            order = Render(
+                messages=tuple(map(_places_only, messages)),
+                tools=fields,
+                effort=effort,
+                variables=json.dumps(dict(variables)),
+                mark=mark,
+            )
             answer = await self._apart(order, Rendered)
         except ConfinedGone as gone:
             message = f"the model's chat template takes {LIMITS} with this conversation"
@@ -138,3 +148,10 @@ class TemplateProcess:
             await process.close()
             raise
         return process
+
+
+def _places_only(message: Message) -> Message:
+    """Returns a message with pictures that have only their places."""
+    if not message.pictures:
+        return message
+    return replace(message, pictures=tuple(Picture(at=picture.at, param="") for picture in message.pictures))

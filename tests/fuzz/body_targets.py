@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -19,6 +20,7 @@ from services.text.api.responses import openai_request as responses
 from services.text.chat import grammar_of
 from services.text.conversation import ChatRequest
 from services.text.parsers import dialect as dialects
+from services.text.picture_urls import file_of
 from tests.fuzz.fuzz_target import FuzzTarget
 from tests.text.checked_request import checked_request
 
@@ -41,6 +43,7 @@ WORDS = tuple(
             "tool_use_id",
             "any",
         ),
+        *("image_url", "input_image", "image", "source", "url", "detail", "data:image/png;base64,aGk=", "/v1/images"),
         *("options", "num_predict", "num_ctx", "keep_alive", "think", "format", "json", "raw", "tool_name", "images"),
         *("best_of", "dimensions", "encoding_format", "base64", "size", "1x1", "quality", "output_format", "steps"),
     )
@@ -67,6 +70,11 @@ def _body(case: bytes) -> httpbody_pb2.HttpBody:
 
 def _chat(case: bytes) -> None:
     request = checked_request(chat.read_request(_body(case))[1])
+    for message in request.messages:
+        for picture in message.pictures:
+            assert 0 <= picture.at <= len(message.content)
+            with contextlib.suppress(ValueError):
+                assert file_of(picture.url) is None or picture.url[:5].lower() == "data:"
     for dialect in (dialects.HERMES, dialects.HARMONY, dialects.QWEN_XML):
         for reasoning_open in (False, True):
             assert isinstance(grammar_of(request, dialect, reasoning_open=reasoning_open), str)

@@ -13,7 +13,7 @@ import grpc
 from allm.anthropic.v1 import messages_service_pb2_grpc
 from allm.ollama.v1 import text_service_pb2_grpc as ollama_service_pb2_grpc
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
-from allm.text.v1 import chat_service_pb2_grpc
+from allm.text.v1 import chat_service_pb2_grpc, response_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
 
 from services.models.descriptor import ModelDescriptor, ModelFacts
@@ -31,11 +31,14 @@ from services.text.api.messages.facade import MessagesFacade
 from services.text.api.ollama.facade import OllamaFacade
 from services.text.api.rerank import Reranking
 from services.text.api.responses.facade import ResponsesFacade
+from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
 from services.text.engine.messages import Accepted, Counters, DecoderReady, Piece, Stepped, Submit
 from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels, TextResident
+from services.text.picture_inputs import PictureInputs
 from services.text.responses.responses import Responses
+from services.text.responses.store import ResponseStore
 from services.text.schema_checker import SchemaChecker
 from services.text.template_process import TemplateProcess
 from tests.puppet_worker import PuppetWorker
@@ -124,6 +127,7 @@ class PuppetService:
 
     channel: grpc.aio.Channel
     manager: ModelManager[TextResident]
+    pictures: PictureInputs
     script: Script = begin
     workers: list[PuppetWorker] = field(default_factory=list)
 
@@ -131,6 +135,11 @@ class PuppetService:
     def chat(self) -> Any:
         """Stub of the typed API."""
         return chat_service_pb2_grpc.ChatServiceStub(self.channel)
+
+    @property
+    def responses(self) -> Any:
+        """Stub of the typed Responses API."""
+        return response_service_pb2_grpc.ResponseServiceStub(self.channel)
 
     def post(self, method: str = "CreateChatCompletion", **body: Any) -> Any:
         """Sends a REST request as the gateway forwards it; returns the pieces of its answer."""
@@ -156,9 +165,12 @@ class PuppetService:
 
 
 @asynccontextmanager
-async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: float) -> AsyncIterator[PuppetService]:
-    """Runs the service on a socket in this folder; `limits` are settings of the text service."""
-    settings = replace(load_settings({}).text, **limits)  # type: ignore[arg-type]
+async def puppet_service(
+    folder: Path, ready: DecoderReady = READY, kept: ResponseStore | None = None, **limits: float
+) -> AsyncIterator[PuppetService]:
+    """Runs the service on a socket in this folder; `kept` stores responses; `limits` are settings of the service."""
+    loaded = load_settings({"ALLM_HOME": str(folder)})
+    settings = replace(loaded.text, **limits)  # type: ignore[arg-type]
 
     async def load(descriptor: ModelDescriptor, runtime: RuntimeSpec) -> TextResident:
         worker: Any = service.start()
@@ -171,9 +183,10 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     store.put(registered())
     manager = ModelManager(load)
     models = TextModels(store, manager)
-    chat = Chat(models, SchemaChecker(settings.queue_limit))
+    pictures = PictureInputs(loaded.image)
+    chat = Chat(models, SchemaChecker(settings.queue_limit), pictures)
     server = grpc.aio.server()
-    responses = Responses(models, chat, None)
+    responses = Responses(models, chat, kept)
     completions, embeddings = Completions(models, chat), Embeddings(models)
     facade = TextFacade(models, chat, completions, embeddings, Reranking(models))
     ollama_facade = OllamaFacade(models, chat, completions, embeddings)
@@ -181,15 +194,17 @@ async def puppet_service(folder: Path, ready: DecoderReady = READY, **limits: fl
     text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
     messages_service_pb2_grpc.add_MessagesServiceServicer_to_server(MessagesFacade(models, chat), server)
     ollama_service_pb2_grpc.add_TextServiceServicer_to_server(ollama_facade, server)
+    response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
     server.add_insecure_port(address := f"unix:{folder}/text")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            service = PuppetService(channel, manager)
+            service = PuppetService(channel, manager, pictures)
             yield service
     finally:
         await server.stop(0)
         await responses.close()
         await chat.close()
+        await pictures.close()
         await manager.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from llguidance import LLMatcher
 
-from services.text.chat import grammar_of, with_tools
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice
+from services.text.chat import grammar_of, with_tools, with_users_pictures
+from services.text.conversation import ChatRequest, Message, OutputFormat, Picture, Tool, ToolCall, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
 from tests.case import case
@@ -51,6 +52,22 @@ def test_calls_and_results_become_text() -> None:
         role="assistant", content='Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     )
     assert result == Message(role="user", content="<tool_response>\n42\n</tool_response>")
+
+
+def test_pictures_of_results_move_to_the_user() -> None:
+    first, second, third = (Picture(at=at, param=f"{at}") for at in (1, 2, 3))
+    calls = Message(role="assistant", content="", tool_calls=(ToolCall(id="c", name="f", arguments=""),))
+    results = [Message(role="tool", content="ab", tool_call_id="c", pictures=(one,)) for one in (first, second)]
+    plain = [replace(one, pictures=()) for one in results]
+    moved = (replace(first, at=0), replace(second, at=0))
+    asked = Message(role="user", content="abc", pictures=(third,))
+    for after, expected in (
+        ((asked,), (replace(asked, pictures=(*moved, third)),)),
+        ((), (Message(role="user", content="", pictures=moved),)),
+        ((calls, asked), (Message(role="user", content="", pictures=moved), calls, asked)),
+    ):
+        with case(after=after):
+            assert with_users_pictures((USER, calls, *results, *after)) == (USER, calls, *plain, *expected)
 
 
 HERMES = choose("", "llama")

@@ -54,6 +54,23 @@ async def test_text_is_streamed_as_it_comes() -> None:
     assert running.usage == Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=3)
 
 
+async def test_the_pictures_of_a_request_are_held_until_every_prompt_is_computed() -> None:
+    calls = []
+
+    async def begun() -> None:
+        calls.append(1)
+
+    running = [choice(piece("a", 1), piece("", 2, "stop")), choice()]
+    late = running[1]._answer
+    completion = Completion("m", running, begun=begun)
+    await completion.ready()
+    assert not calls
+    late.push(piece("b", 1))
+    late.push(piece("", 2, "stop"))
+    await completion.whole()
+    assert calls == [1]
+
+
 async def test_a_scored_prompt_comes_before_the_first_token_and_may_be_all() -> None:
     answer = Answer()
     answer.prompt_tokens = 2

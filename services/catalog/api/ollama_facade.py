@@ -32,7 +32,7 @@ SECONDS = 30.0
 VERSION = "0.13.0"  # of Ollama, whose API this is; clients expect three numbers
 FOREVER = "2200-01-01T00:00:00Z"  # the end of a model's stay if nothing ends it; clients expect a time
 # Ollama's words for what a model can do. Tools work with nearly every chat template (services/text/parsers/dialect.py).
-_CAPABILITIES = {"chat": ("completion", "tools"), "embeddings": ("embedding",)}
+_CAPABILITIES = {"chat": ("completion", "tools"), "vision": ("vision",), "embeddings": ("embedding",)}
 
 
 class NameBody(msgspec.Struct):

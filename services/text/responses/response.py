@@ -14,7 +14,7 @@ import msgspec
 
 from services.auth.caller import current_caller
 from services.errors import AllmError, InvalidRequest
-from services.text.conversation import OutputFormat, ReasoningEffort, Tool, ToolChoice, Usage
+from services.text.conversation import Detail, OutputFormat, ReasoningEffort, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 
@@ -105,11 +105,13 @@ def failure_of(error: AllmError) -> Failure:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a message's content."""
+    """A part of a message's content, or of a tool's result: a text, or a picture."""
 
-    text: str
+    text: str  # empty: it is a picture
     refusal: bool = False  # True for a refusal of the assistant
     logprobs: tuple[TokenLogprob, ...] = ()
+    image_url: str = ""  # the picture: a data URL, or an address
+    detail: Detail = "auto"  # of the picture
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
@@ -146,8 +148,9 @@ class FunctionOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="functio
 
     id: str
     call_id: str
-    output: str
+    output: str  # empty if there are `parts`
     status: ItemStatus = "completed"
+    parts: tuple[Part, ...] = ()  # of a result with pictures
 
 
 Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionOutputItem

@@ -7,9 +7,8 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import msgspec
 
@@ -24,22 +23,18 @@ from services.errors import (
 )
 from services.text import limits
 from services.text.chat import Chat
-from services.text.conversation import AnswerEvent, ChatRequest, Message, ToolCall
+from services.text.conversation import AnswerEvent, ChatRequest
 from services.text.manager import TextModels
 from services.text.responses.background import Background
 from services.text.responses.conversations import PREFIX, Conversations
+from services.text.responses.item_messages import messages_of, shortened
 from services.text.responses.response import (
     Event,
-    FunctionCallItem,
-    FunctionOutputItem,
     Item,
     ItemReference,
-    MessageItem,
     Progress,
-    ReasoningItem,
     Response,
     ResponseRequest,
-    flat_name,
     new_id,
 )
 from services.text.responses.run import Run
@@ -52,7 +47,6 @@ SWEEP_SECONDS = 3600.0
 FOLLOW_SECONDS = 0.1  # between two polls for new events of a background response
 FOLLOWED_AT_ONCE = 256  # events
 OFF = "this server does not store responses (ALLM_STORE=off)"
-_GUIDING = ("system", "developer")
 
 FirstEvents = Sequence[tuple[int, AnswerEvent]]
 
@@ -250,7 +244,7 @@ class Responses:
             raise InvalidRequest("Missing required parameter: 'input'.", param="input")
         chat = ChatRequest(
             model=request.model,
-            messages=messages_of((*before, *given), settings.instructions),
+            messages=messages_of((*before, *given), settings.instructions, len(before)),
             sampling=settings.sampling,
             tools=settings.tools,
             tool_choice=settings.tool_choice,
@@ -327,74 +321,3 @@ def page_of(items: Sequence[Item], *, newest_first: bool, after: str, limit: int
             raise InvalidRequest(f"'after' names {after[:80]!r}, which is not among the items.", param="after")
         start = ids.index(after) + 1
     return ordered[start : start + limit], len(ordered) > start + limit
-
-
-def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Message, ...]:
-    """Converts items to messages, with `instructions` first.
-
-    Consecutive reasoning, text and calls of the assistant become one message. Leading system and developer messages are
-    merged with `instructions`. Chat templates support no other form.
-
-    Raises:
-        InvalidRequest: a tool output has no matching call.
-    """
-    messages = [Message(role="system", content=instructions)] if instructions else []
-    names: dict[str, str] = {}  # call -> tool
-    for item in items:
-        if isinstance(item, FunctionOutputItem):
-            if item.call_id not in names:
-                message = f"No tool call found for function call output with call_id {item.call_id[:80]!r}."
-                raise InvalidRequest(message, param="input")
-            name = names[item.call_id]
-            messages.append(Message(role="tool", content=item.output, name=name, tool_call_id=item.call_id))
-        elif isinstance(item, FunctionCallItem):
-            names[item.call_id] = name = flat_name(item.namespace, item.name)
-            last, call = _assistant(messages), ToolCall(id=item.call_id, name=name, arguments=item.arguments)
-            messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
-        elif isinstance(item, ReasoningItem):
-            thought = item.text or "\n".join(item.summary)
-            if thought:
-                last = _assistant(messages)
-                messages[-1] = replace(last, reasoning=f"{last.reasoning}\n{thought}".strip())
-        else:
-            _add_message(messages, item)
-    # Drops reasoning that no text or call follows: it is not a message.
-    return tuple(one for one in messages if one.role != "assistant" or one.content or one.tool_calls)
-
-
-def shortened(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
-    """Yields the conversation without its oldest 1, 2, 4, ... turns. A turn begins with a user message.
-
-    Leading system and developer messages stay, and so does the last turn.
-    """
-    start = 0
-    while start < len(messages) and messages[start].role in _GUIDING:
-        start += 1
-    turns = [at for at in range(start + 1, len(messages)) if messages[at].role == "user"]
-    drop = 1
-    while turns:
-        at = turns[min(drop, len(turns)) - 1]
-        yield (*messages[:start], *messages[at:])
-        if drop >= len(turns):
-            return
-        drop *= 2
-
-
-def _add_message(messages: list[Message], item: MessageItem) -> None:
-    text = "".join(part.text for part in item.content)
-    if item.role == "assistant":
-        last = _assistant(messages, new_after_content=True)
-        messages[-1] = replace(last, content=text)
-    elif item.role in _GUIDING and len(messages) == 1 and messages[0].role in _GUIDING:
-        messages[0] = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
-    else:
-        messages.append(Message(role=item.role, content=text))
-
-
-def _assistant(messages: list[Message], *, new_after_content: bool = False) -> Message:
-    """Returns the current assistant message, which is the last one; appends a new one if necessary."""
-    last = messages[-1] if messages else None
-    if last is None or last.role != "assistant" or (new_after_content and (last.content or last.tool_calls)):
-        last = Message(role="assistant", content="")
-        messages.append(last)
-    return last

@@ -273,19 +273,25 @@ class FunctionCallOutputItem(_message.Message):
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Id of the call. Required; the call must be in the conversation."""
     output: _builtins.str
     """The result, as text."""
+    @_builtins.property
+    def content(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ContentPart]:
+        """The result as texts and pictures; then `output` must be empty."""
+
     def __init__(
         self,
         *,
         call_id: _builtins.str = ...,
         output: _builtins.str = ...,
+        content: _abc.Iterable[_chat_pb2.ContentPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "output", b"output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "output", b"output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

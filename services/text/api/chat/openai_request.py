@@ -19,38 +19,20 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
 from services.text import limits
+from services.text.api.chat.openai_content import ContentPart, content_of
 from services.text.api.openai_constraints import ConstraintBody, constrained
 from services.text.api.openai_sampling import check_metadata, refuse_others, sampling_of
-from services.text.conversation import ChatRequest, Message, OutputFormat, ReasoningEffort, Tool, ToolCall, ToolChoice
+from services.text.conversation import (
+    ChatRequest,
+    Message,
+    OutputFormat,
+    ReasoningEffort,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from services.text.engine.sampling import SamplingParams
 from services.text.limits import checked_choice
-
-
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """A content part with plain text."""
-
-    text: str | None
-
-
-class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
-    """A content part with the assistant's refusal."""
-
-    refusal: str | None
-
-
-class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """An image content part; no text model here supports it."""
-
-
-class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
-    """An audio content part; no text model here supports it."""
-
-
-class FilePart(msgspec.Struct, tag_field="type", tag="file"):
-    """A file content part; no text model here supports it."""
-
-
-ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
 
 
 class FunctionCall(msgspec.Struct):
@@ -305,7 +287,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         choices=1 if request.n is None else request.n,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         reasoning_effort=request.reasoning_effort or "",
-        prediction=_text(request.prediction.content, "prediction.content") if request.prediction else "",
+        prediction=_prediction(request.prediction),
         cache_key=request.prompt_cache_key or "",
         template_variables=request.chat_template_kwargs or {},
     )
@@ -354,7 +336,7 @@ def _messages(given: Sequence[RequestMessage]) -> tuple[Message, ...]:
 
 
 def _message(message: RequestMessage, param: str, call_id: str) -> Message:
-    content = _text(message.content, f"{param}.content")
+    content, pictures = content_of(message.content, f"{param}.content")
     if message.content in (None, []) and message.role != "assistant":
         raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
     if message.role == "tool" and not message.tool_call_id:
@@ -366,6 +348,7 @@ def _message(message: RequestMessage, param: str, call_id: str) -> Message:
     return Message(
         role="tool" if message.role == "function" else message.role,
         content=content or message.refusal or "",
+        pictures=pictures,
         name=message.name or "",
         tool_calls=tuple(
             ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments or "") for call in calls
@@ -375,19 +358,11 @@ def _message(message: RequestMessage, param: str, call_id: str) -> Message:
     )
 
 
-def _text(content: str | list[ContentPart] | None, param: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for at, part in enumerate(content):
-        if isinstance(part, TextPart):
-            texts.append(part.text or "")
-        elif isinstance(part, RefusalPart):
-            texts.append(part.refusal or "")
-        else:
-            kind = part.__struct_config__.tag
-            raise Unsupported(f"'{param}[{at}]': content of type '{kind}' is not supported.", param=f"{param}[{at}]")
-    return "".join(texts)
+def _prediction(given: Prediction | None) -> str:
+    text, pictures = content_of(given.content if given else None, "prediction.content")
+    if pictures:
+        raise Unsupported("'prediction.content': a prediction has no pictures.", param="prediction.content")
+    return text
 
 
 def _sampling(request: ChatCompletionRequest) -> SamplingParams:

@@ -20,9 +20,11 @@ from services.text.conversation import (
     CallArguments,
     CallStarted,
     ChatRequest,
+    Detail,
     FinishReason,
     Message,
     OutputFormat,
+    Picture,
     ReasoningDelta,
     ReasoningEffort,
     Role,
@@ -35,12 +37,17 @@ from services.text.conversation import (
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import TextModels
+from services.text.picture_urls import check_url
 from services.text.running_answer import AnswerContent
 
 AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
 
 VARIABLES = "template_variables_json"
 _ROLES: dict[int, Role] = {chat_pb2.ChatRole.Value(f"CHAT_ROLE_{role.upper()}"): role for role in get_args(Role)}
+_DETAILS: dict[int, Detail] = {
+    chat_pb2.IMAGE_DETAIL_UNSPECIFIED: "auto",
+    **{chat_pb2.ImageDetail.Value(f"IMAGE_DETAIL_{detail.upper()}"): detail for detail in get_args(Detail)},
+}
 _MODES: dict[int, Literal["auto", "none", "required"]] = {
     chat_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
     chat_pb2.ToolChoice.MODE_AUTO: "auto",
@@ -146,12 +153,18 @@ def _message(message: chat_pb2.ChatMessage, param: str) -> Message:
         raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
     if role == "tool" and not message.tool_call_id:
         raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")
+    text, pictures = "", []
     for at, part in enumerate(message.content):
+        where = f"{param}.content[{at}]"
         if part.WhichOneof("part") is None:
-            raise InvalidRequest(f"'{param}.content[{at}]' has no part set.", param=f"{param}.content[{at}]")
+            raise InvalidRequest(f"'{where}' has no part set.", param=where)
+        text += part.text or part.refusal
+        if part.WhichOneof("part") == "image":
+            pictures.append(_picture(part.image, f"{where}.image", len(text)))
     return Message(
         role=role,
-        content="".join(part.text or part.refusal for part in message.content),
+        content=text,
+        pictures=tuple(pictures),
         name=message.name,
         tool_calls=tuple(
             ToolCall(id=tool.id, name=tool.name, arguments=tool.arguments_json) for tool in message.tool_calls
@@ -159,6 +172,27 @@ def _message(message: chat_pb2.ChatMessage, param: str) -> Message:
         tool_call_id=message.tool_call_id,
         reasoning=message.reasoning,
     )
+
+
+def _picture(image: chat_pb2.ImagePart, param: str, at: int) -> Picture:
+    detail = read_detail(image, param)
+    return Picture(at=at, param=f"{param}.{image.WhichOneof('source')}", data=image.data, url=image.url, detail=detail)
+
+
+def read_detail(image: chat_pb2.ImagePart, param: str) -> Detail:
+    """Checks a picture and returns its detail.
+
+    Raises:
+        InvalidRequest: it has no source, a malformed address, or an unknown detail.
+    """
+    if not (image.data or image.url):
+        raise InvalidRequest(f"'{param}' has neither 'data' nor 'url'.", param=param)
+    if image.url:
+        check_url(image.url, f"{param}.url")
+    detail = _DETAILS.get(image.detail)
+    if detail is None:
+        raise InvalidRequest(f"'{param}.detail' has the unknown value {image.detail}.", param=f"{param}.detail")
+    return detail
 
 
 def _tool(tool: chat_pb2.Tool, param: str) -> Tool:

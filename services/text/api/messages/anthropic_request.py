@@ -8,8 +8,7 @@ is cached.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from google.api import httpbody_pb2
 from services.errors import InvalidRequest, Unsupported
 from services.rest.openai import body
 from services.text import limits
+from services.text.api.messages.anthropic_blocks import Blocks, MessageBody, joined, text_of, turns
 from services.text.api.openai_sampling import SamplingBody, refuse_others, sampling_of
 from services.text.conversation import (
     ChatRequest,
@@ -25,52 +25,12 @@ from services.text.conversation import (
     OutputFormat,
     ReasoningEffort,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from services.text.engine.sampling import SamplingParams
 
-Blocks = str | list[dict[str, Any]]
 # The least budgets of thinking, in tokens, that count as medium and high effort.
 MEDIUM_BUDGET, HIGH_BUDGET = 4_096, 16_384
-# What a model reads before the result of a tool that failed.
-FAILED = "Error: "
-_APART = "\n\n"  # between blocks of text, and between consecutive messages of the same role
-
-
-class MessageBody(msgspec.Struct):
-    """One message of the request."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Blocks
-
-
-class TextBlock(msgspec.Struct):
-    """A block with plain text."""
-
-    text: str
-
-
-class ThinkingBlock(msgspec.Struct):
-    """A block with the model's reasoning, from an earlier answer."""
-
-    thinking: str
-
-
-class ToolUseBlock(msgspec.Struct):
-    """A call of a tool, from an earlier answer."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ToolResultBlock(msgspec.Struct):
-    """The result of a call."""
-
-    tool_use_id: str
-    content: Blocks | None = None
-    is_error: bool | None = None
 
 
 class ToolBody(msgspec.Struct):
@@ -263,86 +223,11 @@ def _messages(request: PromptBody) -> tuple[Message, ...]:
         raise Unsupported(why, param=param)
     found: list[Message] = []
     if request.system:
-        found.append(Message(role="system", content=_text(request.system, "system")))
+        found.append(Message(role="system", content=text_of(request.system, "system")))
     for at, one in enumerate(given):
-        for message in _turn(one, f"messages[{at}]"):
+        for message in turns(one, f"messages[{at}]"):
             if found and message.role == found[-1].role != "tool" and not found[-1].tool_calls:
-                found[-1] = _joined(found[-1], message)  # many templates want the roles to alternate
+                found[-1] = joined(found[-1], message)  # many templates want the roles to alternate
             else:
                 found.append(message)
     return tuple(found)
-
-
-def _joined(first: Message, second: Message) -> Message:
-    content = _APART.join(filter(None, (first.content, second.content)))
-    reasoning = _APART.join(filter(None, (first.reasoning, second.reasoning)))
-    return dataclasses.replace(first, content=content, reasoning=reasoning, tool_calls=second.tool_calls)
-
-
-def _turn(message: MessageBody, param: str) -> Iterator[Message]:
-    """Yields the core's messages for one of Anthropic's: results of tools are messages of their own there."""
-    content = message.content
-    if isinstance(content, str):
-        yield Message(role=message.role, content=content)
-    elif message.role == "assistant":
-        yield _answer(content, f"{param}.content")
-    elif message.role == "system":
-        yield Message(role="system", content=_text(content, f"{param}.content"))
-    else:
-        yield from _user(content, f"{param}.content")
-
-
-def _user(blocks: Sequence[Mapping[str, Any]], param: str) -> Iterator[Message]:
-    texts: list[str] = []
-    for at, block in enumerate(blocks):
-        where = f"{param}[{at}]"
-        if block.get("type") != "tool_result":
-            texts.append(_text([block], where, within=False))
-            continue
-        if texts:
-            yield Message(role="user", content=_APART.join(texts))
-            texts = []
-        result = body.convert(block, ToolResultBlock, where)
-        content = _text(result.content or "", f"{where}.content")
-        yield Message(
-            role="tool", content=f"{FAILED}{content}" if result.is_error else content, tool_call_id=result.tool_use_id
-        )
-    if texts or not blocks:
-        yield Message(role="user", content=_APART.join(texts))
-
-
-def _answer(blocks: Sequence[Mapping[str, Any]], param: str) -> Message:
-    texts, thoughts, calls = [], [], []
-    for at, block in enumerate(blocks):
-        where, kind = f"{param}[{at}]", block.get("type")
-        if kind == "thinking":
-            thoughts.append(body.convert(block, ThinkingBlock, where).thinking)
-        elif kind == "tool_use":
-            use = body.convert(block, ToolUseBlock, where)
-            calls.append(ToolCall(id=use.id, name=use.name, arguments=_json(use.input, f"{where}.input")))
-        elif kind != "redacted_thinking":  # Anthropic's secret
-            texts.append(_text([block], where, within=False))
-    return Message(role="assistant", content="".join(texts), reasoning="".join(thoughts), tool_calls=tuple(calls))
-
-
-def _json(value: Mapping[str, Any], param: str) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except RecursionError as error:
-        raise InvalidRequest(f"'{param}' is nested too deeply.", param=param) from error
-
-
-def _text(content: str | Sequence[Mapping[str, Any]], param: str, *, within: bool = True) -> str:
-    """Returns the text of blocks. `within`: `param` names the list, not its only block."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for at, block in enumerate(content):
-        where, kind = f"{param}[{at}]" if within else param, block.get("type")
-        if kind is None:
-            raise InvalidRequest(f"Missing required parameter: '{where}.type'.", param=f"{where}.type")
-        if kind != "text":
-            yet = "images are not supported yet." if kind == "image" else f"blocks of type {str(kind)[:40]!r} are not."
-            raise Unsupported(f"'{where}': only text is supported here; {yet}", param=where)
-        texts.append(body.convert(block, TextBlock, where).text)
-    return _APART.join(texts)

@@ -22,7 +22,8 @@ from services.text.api.completions import CompletionRequest
 from services.text.api.embeddings import EmbeddingRequest
 from services.text.api.ollama.ollama_options import NAMES, Format, Think, effort_of, output_of, sampling_of
 from services.text.api.openai_sampling import refuse_others
-from services.text.conversation import ChatRequest, Message, Tool, ToolCall
+from services.text.conversation import ChatRequest, Message, Picture, Tool, ToolCall
+from services.text.picture_urls import picture_of
 
 _DUMMY = Message(role="user", content="")
 
@@ -47,7 +48,7 @@ class MessageBody(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None  # declared only to be rejected
+    images: list[str] | None = None  # files in base64
     tool_calls: list[MessageToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -98,15 +99,15 @@ class ChatBody(AnswerBody, kw_only=True):
 
 
 class GenerateBody(AnswerBody, kw_only=True):
-    """The body of POST /api/generate. The last group is declared only to be rejected."""
+    """The body of POST /api/generate. The last parameter is declared only to be rejected."""
 
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
+    images: list[str] | None = None  # files in base64
     raw: bool | None = None
 
     context: list[int] | None = None
-    images: list[str] | None = None
 
 
 class EmbedBody(ModelBody, kw_only=True):
@@ -143,15 +144,18 @@ def read_generate(raw: httpbody_pb2.HttpBody) -> tuple[GenerateBody, ChatRequest
     """
     given = body.decode(raw, GenerateBody)
     _refuse_unsupported(given)
-    refuse_others((("context", given.context, ([],)), ("images", given.images, ([],))))
+    refuse_others((("context", given.context, ([],)),))
     if given.raw and given.system:
         raise InvalidRequest("'raw' and 'system' are mutually exclusive.", param="system")
     if given.raw or given.suffix:
+        if given.images:
+            raise Unsupported("'images' is not supported with 'raw' or 'suffix'.", param="images")
         request = _completion_request(given)
         return given, request if given.prompt else None
     messages = [Message(role="system", content=given.system)] if given.system else []
-    chat = _chat_request(given, (*messages, Message(role="user", content=given.prompt or "")), ())
-    return given, chat if given.prompt else None
+    question = Message(role="user", content=given.prompt or "", pictures=_pictures(given.images, "images"))
+    chat = _chat_request(given, (*messages, question), ())
+    return given, chat if given.prompt or given.images else None
 
 
 def read_embed(raw: httpbody_pb2.HttpBody) -> tuple[EmbedBody, EmbeddingRequest | None]:
@@ -267,9 +271,6 @@ def _messages(given: Sequence[MessageBody]) -> tuple[Message, ...]:
     found: list[Message] = []
     pending: list[ToolCall] = []  # calls without a result
     for at, message in enumerate(given):
-        if message.images:
-            param = f"messages[{at}].images"
-            raise Unsupported(f"'{param}': images are not supported yet.", param=param)
         calls = _calls(message.tool_calls or (), at)
         if calls:
             pending = list(calls)
@@ -280,12 +281,22 @@ def _messages(given: Sequence[MessageBody]) -> tuple[Message, ...]:
             Message(
                 role=message.role,
                 content=message.content or "",
+                pictures=_pictures(message.images, f"messages[{at}].images"),
                 name=name if message.role == "tool" else "",
                 reasoning=message.thinking or "",
                 tool_calls=calls,
                 tool_call_id=call_id if message.role == "tool" else "",
             )
         )
+    return tuple(found)
+
+
+def _pictures(given: Sequence[str] | None, param: str) -> tuple[Picture, ...]:
+    """Converts a message's pictures, which come before its text, as in Ollama. Data URLs are accepted, too."""
+    found = []
+    for at, file in enumerate(given or ()):
+        url = file if file.startswith("data:") else f"data:;base64,{file}"
+        found.append(picture_of(url, f"{param}[{at}]", 0))
     return tuple(found)
 
 

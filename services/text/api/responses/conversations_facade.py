@@ -17,7 +17,8 @@ from services.rest.openai.sse import facade
 from services.rpc.call import Call
 from services.text.api.openai_sampling import check_metadata
 from services.text.api.other_parameters import unknown_parameters
-from services.text.api.responses.openai import is_newest_first, item_object, items_object, items_of
+from services.text.api.responses.openai import is_newest_first, item_object, items_object
+from services.text.api.responses.openai_items import items_of
 from services.text.api.responses.openai_request import check_include
 from services.text.responses.conversations import Conversation, check_added
 from services.text.responses.response import Item

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 
 from services.errors import InvalidRequest
-from services.text.api.chat.servicer import logprob_messages, timestamp, usage_message
+from services.text.api.chat.servicer import logprob_messages, read_detail, timestamp, usage_message
 from services.text.conversation import OutputFormat, Tool
+from services.text.picture_urls import data_url
 from services.text.responses.response import (
     Delta,
     Event,
@@ -55,14 +57,7 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
         role = _READ_ROLES.get(item.message.role)
         if role is None:
             raise InvalidRequest(f"'{param}.message.role' is not set to a known role.", param=f"{param}.message.role")
-        for at, part in enumerate(item.message.content):
-            if part.WhichOneof("part") is None:
-                where = f"{param}.message.content[{at}]"
-                raise InvalidRequest(f"'{where}' has no part set.", param=where)
-        content = tuple(
-            Part(text=part.text or part.refusal, refusal=part.WhichOneof("part") == "refusal")
-            for part in item.message.content
-        )
+        content = _read_parts(item.message.content, f"{param}.message.content")
         return MessageItem(id=given_id(item.id, "msg", param), role=role, content=content, status=status)
     if kind == "reasoning":
         thought = item.reasoning
@@ -81,8 +76,12 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
     if kind == "function_call_output":
         result = item.function_call_output
         call_id = _call_id(result.call_id, f"{param}.function_call_output")
+        parts = _read_parts(result.content, f"{param}.function_call_output.content")
+        if parts and result.output:
+            where = f"{param}.function_call_output.content"
+            raise InvalidRequest(f"'{where}' and 'output' are mutually exclusive.", param=where)
         return FunctionOutputItem(
-            id=given_id(item.id, "fco", param), call_id=call_id, output=result.output, status=status
+            id=given_id(item.id, "fco", param), call_id=call_id, output=result.output, parts=parts, status=status
         )
     if kind == "item_reference":
         return ItemReference(id=given_id(item.item_reference, "msg", param))
@@ -95,9 +94,7 @@ def item_message(item: Item) -> response_pb2.Item:
     if isinstance(item, MessageItem):
         message.message.role = _ROLES[item.role]
         for part in item.content:
-            message.message.content.append(
-                chat_pb2.ContentPart(refusal=part.text) if part.refusal else chat_pb2.ContentPart(text=part.text)
-            )
+            message.message.content.append(_part(part))
             message.message.logprobs.extend(logprob_messages(part.logprobs))
     elif isinstance(item, ReasoningItem):
         message.reasoning.CopyFrom(response_pb2.ReasoningItem(text=item.text, summary=item.summary))
@@ -107,9 +104,32 @@ def item_message(item: Item) -> response_pb2.Item:
         )
         message.function_call.CopyFrom(call)
     else:
-        result = response_pb2.FunctionCallOutputItem(call_id=item.call_id, output=item.output)
+        parts = [_part(part) for part in item.parts]
+        result = response_pb2.FunctionCallOutputItem(call_id=item.call_id, output=item.output, content=parts)
         message.function_call_output.CopyFrom(result)
     return message
+
+
+def _read_parts(given: Iterable[chat_pb2.ContentPart], param: str) -> tuple[Part, ...]:
+    return tuple(_read_part(part, f"{param}[{at}]") for at, part in enumerate(given))
+
+
+def _read_part(given: chat_pb2.ContentPart, param: str) -> Part:
+    kind = given.WhichOneof("part")
+    if kind is None:
+        raise InvalidRequest(f"'{param}' has no part set.", param=param)
+    if kind == "image":
+        image = given.image
+        url = image.url or data_url(image.data)
+        return Part(text="", image_url=url, detail=read_detail(image, f"{param}.image"))
+    return Part(text=given.text or given.refusal, refusal=kind == "refusal")
+
+
+def _part(part: Part) -> chat_pb2.ContentPart:
+    if part.image_url:
+        detail = chat_pb2.ImageDetail.Value(f"IMAGE_DETAIL_{part.detail.upper()}")
+        return chat_pb2.ContentPart(image=chat_pb2.ImagePart(url=part.image_url, detail=detail))
+    return chat_pb2.ContentPart(refusal=part.text) if part.refusal else chat_pb2.ContentPart(text=part.text)
 
 
 def response_message(response: Response) -> response_pb2.Response:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: objects and stream events, built from the core's results, and items read from requests.
+"""OpenAI's Responses: objects and stream events, built from the core's results.
 
 Reference: https://platform.openai.com/docs/api-reference/responses. Objects have every field of the reference that this
 server can fill; absent values are null.
@@ -7,36 +7,28 @@ server can fill; absent values are null.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from services.errors import InvalidRequest, Unsupported
-from services.rest.openai import body, sse
+from services.errors import InvalidRequest
+from services.rest.openai import sse
 from services.text.api.chat.openai import token_objects
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.responses.response import (
     Delta,
     DeltaDone,
     Event,
-    FunctionCallItem,
     FunctionOutputItem,
     Item,
     ItemAdded,
     ItemDone,
-    ItemReference,
-    ItemStatus,
     MessageItem,
-    MessageRole,
     OutputName,
     Part,
     PartAdded,
     Progress,
     ReasoningItem,
     Response,
-    given_id,
-    new_id,
 )
 
 # Our error codes as OpenAI's codes, which are few.
@@ -45,8 +37,6 @@ _ERROR_CODES = {
     "UNSUPPORTED": "invalid_prompt",
     "OVERLOADED": "rate_limit_exceeded",
 }
-# Kinds of content parts in requests.
-_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _DELTAS = {
     "text": "response.output_text",
     "reasoning": "response.reasoning_text",
@@ -156,7 +146,7 @@ def item_object(item: Item) -> dict[str, Any]:
         }
     call = {"id": item.id, "type": item.__struct_config__.tag, "status": item.status, "call_id": item.call_id}
     if isinstance(item, FunctionOutputItem):
-        return {**call, "output": item.output}
+        return {**call, "output": [_part(part, "tool") for part in item.parts] or item.output}
     found = {**call, "name": item.name, "arguments": item.arguments}
     return {**found, "namespace": item.namespace} if item.namespace else found
 
@@ -243,6 +233,8 @@ def _only_part(item: Item) -> dict[str, Any]:
 
 
 def _part(part: Part, role: str) -> dict[str, Any]:
+    if part.image_url:
+        return {"type": "input_image", "image_url": part.image_url, "file_id": None, "detail": part.detail}
     if part.refusal:
         return {"type": "refusal", "refusal": part.text}
     if role != "assistant":
@@ -259,129 +251,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-class MessageBody(msgspec.Struct):
-    """A message; `type` may be missing."""
-
-    role: MessageRole
-    content: str | list[dict[str, Any]]
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class ReasoningBody(msgspec.Struct):
-    """Reasoning of a model from an earlier answer. `encrypted_content` from other servers is ignored."""
-
-    summary: list[dict[str, Any]] = []
-    content: list[dict[str, Any]] | None = None
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class FunctionCallBody(msgspec.Struct):
-    """A function call by the model."""
-
-    call_id: str
-    name: str
-    arguments: str
-    namespace: str | None = None
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class FunctionOutputBody(msgspec.Struct):
-    """The result of a function call."""
-
-    call_id: str
-    output: str | list[dict[str, Any]] | None
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class ReferenceBody(msgspec.Struct):
-    """A reference to an item of a stored response."""
-
-    id: str
-
-
-def items_of(given: str | Sequence[Mapping[str, Any]], param: str = "input") -> tuple[Item | ItemReference, ...]:
-    """Converts a request's input to the core's items; a string becomes a user message. `param`: its name in errors.
-
-    Raises:
-        InvalidRequest: an item does not match its type; the error names its path.
-        Unsupported: no text model here supports the type of an item or of a content part.
-    """
-    if isinstance(given, str):
-        return (MessageItem(id=new_id("msg"), role="user", content=(Part(text=given),)),)
-    return tuple(_read_item(one, f"{param}[{at}]") for at, one in enumerate(given))
-
-
-def _read_item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
-    kind = given.get("type") or ("message" if "role" in given else "item_reference")
-    if kind == "message":
-        return _read_message(body.convert(given, MessageBody, param), param)
-    if kind == "item_reference":
-        return ItemReference(id=given_id(body.convert(given, ReferenceBody, param).id, "msg", param))
-    if kind == "reasoning":
-        thought = body.convert(given, ReasoningBody, param)
-        summary = [_read_text([part], f"{param}.summary[{at}]") for at, part in enumerate(thought.summary)]
-        text = _read_text(thought.content or [], f"{param}.content")
-        status = thought.status or "completed"
-        return ReasoningItem(id=given_id(thought.id, "rs", param), text=text, summary=tuple(summary), status=status)
-    if kind == "function_call":
-        call = body.convert(given, FunctionCallBody, param)
-        return FunctionCallItem(
-            id=given_id(call.id, "fc", param),
-            call_id=given_id(call.call_id, "fc", param),
-            name=call.name,
-            arguments=call.arguments,
-            namespace=call.namespace or "",
-            status=call.status or "completed",
-        )
-    if kind == "function_call_output":
-        result = body.convert(given, FunctionOutputBody, param)
-        return FunctionOutputItem(
-            id=given_id(result.id, "fco", param),
-            call_id=given_id(result.call_id, "fco", param),
-            output=_read_text(result.output or "", f"{param}.output"),
-            status=result.status or "completed",
-        )
-    raise Unsupported(f"'{param}': items of type {_quoted(kind)} are not supported.", param=param)
-
-
-def _read_message(message: MessageBody, param: str) -> MessageItem:
-    content = message.content
-    if isinstance(content, str):
-        parts = [Part(text=content)]
-    else:
-        parts = [_read_part(part, f"{param}.content[{at}]") for at, part in enumerate(content)]
-    return MessageItem(
-        id=given_id(message.id, "msg", param),
-        role=message.role,
-        content=tuple(parts),
-        status=message.status or "completed",
-    )
-
-
-def _read_text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_read_part(part, f"{param}[{at}]").text for at, part in enumerate(content))
-
-
-def _read_part(part: Mapping[str, Any], param: str) -> Part:
-    kind = part.get("type")
-    key = "refusal" if kind == "refusal" else "text"
-    if kind not in (*_TEXT_PARTS, "refusal"):
-        if kind is None:
-            raise InvalidRequest(f"Missing required parameter: '{param}.type'.", param=f"{param}.type")
-        raise Unsupported(f"'{param}': content of type {_quoted(kind)} is not supported.", param=param)
-    text = part.get(key)
-    if not isinstance(text, str):
-        raise InvalidRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}")
-    return Part(text=text, refusal=kind == "refusal")
-
-
-def _quoted(kind: object) -> str:
-    return repr(str(kind)[:40])

@@ -19,7 +19,7 @@ from services.rest.openai import body
 from services.text.api.chat.openai_request import FunctionDefinition, FunctionName
 from services.text.api.openai_constraints import ConstraintBody, constrained
 from services.text.api.openai_sampling import check_metadata, refuse_others, sampling_of
-from services.text.api.responses.openai import items_of
+from services.text.api.responses.openai_items import items_of
 from services.text.conversation import Namespace, OutputFormat, ReasoningEffort, Tool, ToolChoice
 from services.text.limits import MAX_MESSAGES, MAX_TOP_LOGPROBS, checked_choice
 from services.text.responses.response import OutputName, ResponseRequest, ResponseSettings, flat_name
@@ -30,8 +30,8 @@ _FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # The first letters of the types of tools that run on OpenAI's platform.
 _PLATFORM = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
 LOGPROBS = "message.output_text.logprobs"
-# Values that change nothing here: they belong to items that this server never produces. Encrypted reasoning is one of
-# them because reasoning is always returned, and accepted, as plain text.
+# Values that change nothing here: they belong to items that this server never produces, or that it always returns:
+# the pictures of messages, and reasoning as plain text.
 _NOTHING_TO_INCLUDE = frozenset(
     (
         "code_interpreter_call.outputs",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.api import httpbody_pb2
 from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion_content_part_image_param import ImageURL
 from openai.types.chat.completion_create_params import (
     CompletionCreateParamsBase,
     CompletionCreateParamsNonStreaming,
@@ -16,8 +17,9 @@ from openai.types.chat.completion_create_params import (
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.chat.openai import completion_object
+from services.text.api.chat.openai_content import ImageUrl
 from services.text.api.chat.openai_request import ChatCompletionRequest, read_request
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice, Usage
+from services.text.conversation import ChatRequest, Message, OutputFormat, Picture, Tool, ToolCall, ToolChoice, Usage
 from services.text.engine.sampling import SamplingParams
 from services.text.running_answer import AnswerContent
 from tests.case import case
@@ -299,7 +301,7 @@ def test_a_prediction_is_a_text_or_parts_of_text() -> None:
     for prediction, param in (
         ({"type": "content", "content": 1}, "prediction.content"),
         ({"type": "other", "content": "x"}, "prediction"),
-        ({"type": "content", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, "prediction.content[0]"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": {"url": "/u"}}]}, "prediction.content"),
     ):
         with case(prediction=prediction):
             assert (refusal(body(prediction=prediction)).param or "").startswith(param)
@@ -499,10 +501,41 @@ def test_a_wrong_message_is_refused_with_its_place() -> None:
             assert f"'{param}'" in error.message
 
 
+def test_pictures_keep_their_place_in_the_text() -> None:
+    assert ImageURL.__annotations__.keys() == set(ImageUrl.__struct_fields__)
+    data, link = "data:image/png;base64,aGk=", "https://example.org/x.png"
+
+    def image(url: str, **more: str) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": url, **more}}
+
+    text = {"type": "text", "text": "ab"}
+    found = messages({"role": "user", "content": [text, image(data, detail="low"), text, image(link), image(data)]})
+    assert found[0].content == "abab"
+    assert found[0].pictures == (
+        Picture(at=2, param="messages[0].content[1].image_url.url", url=data, detail="low"),
+        Picture(at=4, param="messages[0].content[3].image_url.url", url=link),
+        Picture(at=4, param="messages[0].content[4].image_url.url", url=data),
+    )
+    for content, param in (
+        ([image("x")], "messages[0].content[0].image_url.url"),
+        ([image("")], "messages[0].content[0].image_url.url"),
+        ([image("data:image/png,x")], "messages[0].content[0].image_url.url"),
+        ([image(f"https://{'a' * 9000}")], "messages[0].content[0].image_url.url"),
+        ([image(data, detail="huge")], "messages[0].content[0].image_url.detail"),
+        ([{"type": "image_url"}], "messages[0].content[0].image_url"),
+        ([image(data)] * 101, "messages"),
+    ):
+        with case(param=param):
+            error = refusal(body(messages=[{"role": "user", "content": content}]))
+            assert (error.param, f"'{param}'" in error.message) == (param, True)
+    error = refusal(body(messages=[{"role": "system", "content": [image(data)]}]))
+    assert error.param == "messages[0].content[0].image_url.url"
+    assert "'user' and 'tool'" in error.message
+
+
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "file", "file": {"file_id": "f"}},
     ],

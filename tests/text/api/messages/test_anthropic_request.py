@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from anthropic.types import Base64ImageSourceParam, ImageBlockParam, URLImageSourceParam
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 from google.api import httpbody_pb2
 
 from services.errors import AllmError, InvalidRequest, Unsupported
+from services.text.api.messages.anthropic_blocks import ImageBlock, ImageSource
 from services.text.api.messages.anthropic_request import CreateBody, PromptBody, platform_tools, read_request
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice
+from services.text.conversation import ChatRequest, Message, OutputFormat, Picture, Tool, ToolCall, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from tests.case import case
 from tests.text.checked_request import checked_request
@@ -19,7 +21,10 @@ from tests.text.checked_request import checked_request
 HELLO = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "f", "input_schema": SCHEMA}
-PICTURED = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
+DATA = "iVBORw0="
+EXACT = {"type": "image", "source": {"type": "file"}, "transformations": {"oversized_image": "error"}}
+URL = "messages[0].content[0].source.url"
+UNKNOWN = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document"}]}
 # Parameters of the SDK that have no effect here, and are named as unknown ones.
 WITHOUT_EFFECT = {"diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
 
@@ -34,6 +39,10 @@ def refusal(**parameters: Any) -> AllmError:
         checked_request(read(**parameters))
     assert caught.value.http_status == 400
     return caught.value
+
+
+def picture(**source: Any) -> dict[str, Any]:
+    return {"type": "image", "source": source or {"type": "base64", "media_type": "image/png", "data": DATA}}
 
 
 def messages(*given: dict[str, Any], **parameters: Any) -> tuple[Message, ...]:
@@ -159,6 +168,30 @@ def test_stop_sequences_and_formats() -> None:
     )
 
 
+def test_pictures_stand_between_the_texts_of_a_message() -> None:
+    sources = Base64ImageSourceParam.__annotations__.keys() | URLImageSourceParam.__annotations__.keys()
+    assert sources == set(ImageSource.__struct_fields__)
+    assert ImageBlockParam.__annotations__.keys() == {"type", "cache_control", *ImageBlock.__struct_fields__}
+    one, two = {"type": "text", "text": "one"}, {"type": "text", "text": "two"}
+    linked = picture(type="url", url="https://example.org/x.png")
+    result = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": [one, picture(), two]}
+    found = messages(
+        {"role": "user", "content": [one, linked, two, two]}, {"role": "user", "content": [result, linked]}
+    )
+    where = "messages[0].content[1].source.url", "messages[1].content[0].content[1].source.data"
+    assert found[0].content == "onetwo\n\ntwo"
+    assert found[0].pictures == (Picture(at=3, param=where[0], url="https://example.org/x.png"),)
+    assert found[1] == Message(
+        role="tool",
+        content="Error: onetwo",
+        tool_call_id="t",
+        pictures=(Picture(at=10, param=where[1], url=f"data:;base64,{DATA}"),),
+    )
+    assert (found[2].content, [each.at for each in found[2].pictures]) == ("", [0])
+    (both,) = messages({"role": "user", "content": "hi"}, {"role": "user", "content": [linked, one]})
+    assert (both.content, [each.at for each in both.pictures]) == ("hi\n\none", [4])
+
+
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
@@ -179,12 +212,22 @@ def test_stop_sequences_and_formats() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"messages": [HELLO, {"role": "assistant", "content": "x"}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [HELLO] * 20_000}, "messages"),
-        ({"system": [{"type": "image"}]}, "system[0]"),
-        ({"messages": [{"role": "user", "content": [PICTURED]}]}, "messages[0].content[0].content[0]"),
+        ({"system": [picture()]}, "system[0].source.data"),
+        ({"messages": [{"role": "system", "content": [picture()]}]}, "messages[0].content[0].source.data"),
+        ({"messages": [{"role": "assistant", "content": [picture()]}, HELLO]}, "messages[0].content[0].source.data"),
+        (
+            {"messages": [{"role": "user", "content": [picture(type="file", file_id="f")]}]},
+            "messages[0].content[0].source",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [picture(type="url", url="x")]}]},
+            "messages[0].content[0].source.url",
+        ),
+        ({"messages": [{"role": "user", "content": [UNKNOWN]}]}, "messages[0].content[0].content[0]"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "response_format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

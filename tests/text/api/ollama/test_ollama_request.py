@@ -16,7 +16,7 @@ from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.completions import CompletionRequest
 from services.text.api.ollama import ollama_request
 from services.text.api.ollama.ollama_request import read_chat, read_embed, read_embed_prompt, read_generate
-from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall
+from services.text.conversation import ChatRequest, Message, OutputFormat, Picture, Tool, ToolCall
 from tests.case import case
 from tests.text.checked_request import checked_request
 
@@ -156,12 +156,26 @@ def test_inputs() -> None:
     assert refusal(read_embed, input=[1]).param == "input[0]"
 
 
+def test_pictures_come_before_the_text() -> None:
+    (message,) = chat(messages=[{**HELLO, "images": ["aGk=", "data:image/png;base64,aGk="]}]).messages
+    assert message.content == "hello"
+    assert message.pictures == (
+        Picture(at=0, param="messages[0].images[0]", url="data:;base64,aGk="),
+        Picture(at=0, param="messages[0].images[1]", url="data:image/png;base64,aGk="),
+    )
+    asked = generate(images=["aGk="], system="s")
+    assert asked.messages[1].pictures == (Picture(at=0, param="images[0]", url="data:;base64,aGk="),)
+    assert generate(images=["aGk="], prompt=None).messages[0].pictures, "a picture is a prompt"
+    assert chat(messages=[{**HELLO, "images": []}]).messages[0].pictures == ()
+
+
 @pytest.mark.parametrize(
     ("param", "parameters"),
     [
         ("model", {"model": ""}),
         ("messages[0].role", {"messages": [{"role": "robot", "content": "x"}]}),
-        ("messages[0].images", {"messages": [{**HELLO, "images": ["aa"]}]}),
+        ("messages[0].images[1]", {"messages": [{"role": "assistant", "images": ["aa", "data:text/plain,x"]}]}),
+        ("messages[0].images[0]", {"messages": [{"role": "assistant", "images": ["aa"]}]}),
         ("tools[0].function.name", {"tools": [{"type": "function", "function": {}}]}),
         ("tools[0].type", {"tools": [{"type": "web", "function": {"name": "f"}}]}),
         ("tools[0].function.parameters", {"tools": [{"function": {"name": "f", "parameters": {"a": "x" * 300_000}}}]}),
@@ -192,7 +206,8 @@ def test_refusals_name_the_parameter(param: str, parameters: dict[str, Any]) -> 
     ("param", "parameters"),
     [
         ("context", {"context": [1]}),
-        ("images", {"images": ["aa"]}),
+        ("images", {"raw": True, "images": ["aa"]}),
+        ("images[0]", {"images": ["data:,"]}),
         ("system", {"raw": True, "system": "s"}),
         ("options.temperature", {"raw": True, "options": {"temperature": 3}}),
         ("top_logprobs", {"raw": True, "logprobs": True, "top_logprobs": 21}),

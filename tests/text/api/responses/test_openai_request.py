@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from google.api import httpbody_pb2
-from openai.types.responses import ResponseOutputMessage
+from openai.types.responses import ResponseInputImageParam, ResponseOutputMessage
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import (
     ResponseCreateParamsBase,
@@ -17,9 +17,11 @@ from openai.types.responses.response_create_params import (
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.responses.openai import item_object, tool_objects
+from services.text.api.responses.openai_items import ImageBody
 from services.text.api.responses.openai_request import ResponseBody, platform_tools, read_request
 from services.text.conversation import OutputFormat, ToolChoice
 from services.text.engine.sampling import SamplingParams
+from services.text.responses.item_messages import messages_of
 from services.text.responses.response import (
     FunctionCallItem,
     FunctionOutputItem,
@@ -32,13 +34,17 @@ from services.text.responses.response import (
     ResponseSettings,
     flat_name,
 )
-from services.text.responses.responses import messages_of
 from tests.case import case
 
 # Hints at caching, which change no answer.
 NO_EFFECT = {"prompt_cache_retention": "24h"}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
+
+
+DATA_URL = "data:image/png;base64,aGk="
+URL = "input[0].content[0].image_url"
+FILED = {"type": "input_image", "file_id": "f"}
 
 
 def body(**parameters: Any) -> dict[str, Any]:
@@ -251,7 +257,7 @@ def test_unsupported_parameters_are_refused_by_name() -> None:
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [FILED]}]}, "input[0].content[0].file_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
     ]:
@@ -267,6 +273,9 @@ def test_invalid_values_are_refused_with_their_position() -> None:
         ({"model": 1}, "model"),
         ({"input": 1}, "input"),
         ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        ({"input": [{"role": "user", "content": [{**FILED, "file_id": None, "image_url": "x"}]}]}, URL),
+        ({"input": [{"role": "user", "content": [{**FILED, "detail": "huge"}]}]}, "input[0].content[0].detail"),
         ({"input": [{}]}, "input[0].id"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
@@ -327,6 +336,26 @@ def test_every_item_is_read() -> None:
     assert isinstance(output, FunctionOutputItem)
     assert (output.call_id, output.output) == ("c", "o")
     assert reference == untyped == ItemReference(id="msg_9")
+
+
+def test_pictures_are_read_as_the_sdk_has_them_and_returned_as_they_came() -> None:
+    known = {"type", "prompt_cache_breakpoint", *ImageBody.__struct_fields__}
+    assert ResponseInputImageParam.__annotations__.keys() == known
+    text, plain = {"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": DATA_URL}
+    result = {"type": "function_call_output", "call_id": "c"}
+    for content, parts in (
+        ([text, {**plain, "detail": "original"}], (Part(text="a"), Part(text="", image_url=DATA_URL, detail="high"))),
+        ([plain], (Part(text="", image_url=DATA_URL),)),
+    ):
+        message, output = items({"role": "user", "content": content}, {**result, "output": content})
+        assert isinstance(message, MessageItem)
+        assert isinstance(output, FunctionOutputItem)
+        assert message.content == output.parts == parts
+        shown = item_object(message)["content"]
+        assert shown == item_object(output)["output"]
+        assert shown[-1]["image_url"] == DATA_URL
+        assert items(item_object(message), item_object(output)) == (message, output)
+    assert item_object(items({**result, "output": [text]})[0])["output"] == "a"
 
 
 def test_output_can_be_sent_back_as_it_came() -> None:
