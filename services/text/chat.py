@@ -18,7 +18,6 @@ from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from services.models.store import StoredModel
 from services.telemetry import tracing
-from services.text import limits
 from services.text.conversation import ChatRequest, Message, OutputFormat, Picture, ReasoningEffort, Tool, ToolCall
 from services.text.engine.messages import Pixels
 from services.text.engine.sampling import without_effect
@@ -26,7 +25,7 @@ from services.text.loaded import LoadedTextModel
 from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, Dialect
 from services.text.parsers.tool_grammar import ToolShape
-from services.text.picture_inputs import PictureInputs
+from services.text.picture_inputs import MAX_REQUEST_PIXELS, PictureInputs
 from services.text.picture_urls import decoded
 from services.text.running_answer import Choice, Completion
 from services.text.schema import fit
@@ -80,6 +79,8 @@ class Chat:
 
     async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
+        if stored.serving:  # a refusal must not load a model
+            _check_sight(request, sees="vision" in stored.serving.descriptor.capabilities)
         async with self._models.loaded(stored) as model, self._seen(model, request) as pixels:
             sampling, mark = dataclasses.replace(request.sampling, max_tokens=1), _mark(pixels)
             prompt = await _prompt(model, request, mark)
@@ -100,6 +101,8 @@ class Chat:
         await caller.admit()
         if request.tool_schemas is None:
             request = await self.checked(request)
+        if stored.serving:  # a refusal must not load a model
+            _check_sight(request, sees="vision" in stored.serving.descriptor.capabilities)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             reading = await stack.enter_async_context(AsyncExitStack())
             pixels = await reading.enter_async_context(self._seen(model, request))
@@ -143,15 +146,21 @@ class Chat:
         if not pictures:
             yield ()
             return
-        param = pictures[0].param
-        if not model.ready.sees:
-            raise Unsupported(f"'{param}': {request.model} does not see pictures.", param=param)
+        _check_sight(request, sees=model.ready.sees)
         async with self._pictures.pixels([await decoded(picture) for picture in pictures]) as pixels:
-            size = sum(len(each.pixels) for each in pixels) * request.choices
-            if size > limits.MAX_PIXEL_BYTES:  # each choice is a request to the worker
-                reason = f"the pictures of its {request.choices} choices have {size} bytes of pixels"
-                raise InvalidRequest(f"'n': {reason}; at most {limits.MAX_PIXEL_BYTES} are allowed.", param="n")
+            count = sum(each.width * each.height for each in pixels) * request.choices
+            if count > MAX_REQUEST_PIXELS:  # each choice is a request to the worker
+                reason = f"the pictures of its {request.choices} choices have {count} pixels together"
+                raise InvalidRequest(f"'n': {reason}; at most {MAX_REQUEST_PIXELS} are allowed.", param="n")
             yield pixels
+
+
+def _check_sight(request: ChatRequest, *, sees: bool) -> None:
+    """Raises Unsupported if a request has pictures and its model does not see."""
+    for message in request.messages:
+        if message.pictures and not sees:
+            param = message.pictures[0].param
+            raise Unsupported(f"'{param}': {request.model} does not see pictures.", param=param)
 
 
 def _mark(pixels: Sequence[Pixels]) -> str:

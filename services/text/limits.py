@@ -13,7 +13,6 @@ from services.text.schema import MAX_BYTES, OUTPUT, check_size
 
 MAX_MESSAGES = 16_384
 MAX_PICTURES = 100
-MAX_PIXEL_BYTES = 192 * 1024 * 1024  # of all choices
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKENS = 256

@@ -94,14 +94,14 @@ async def rest(call: Any) -> bytes:
     return data
 
 
-def registered() -> StoredModel:
-    """Returns the only registered model."""
+def registered(*capabilities: str) -> StoredModel:
+    """Returns the only registered model, which can chat."""
     about: dict[str, Any] = {
         "id": MODEL,
         "modality": "text",
         "format": "gguf",
         "architecture": "llama",
-        "capabilities": frozenset({"chat"}),
+        "capabilities": frozenset({"chat", *capabilities}),
         "size": 5,
         "context_tokens": READY.context_tokens,
     }
@@ -180,7 +180,7 @@ async def puppet_service(
         return model
 
     store: ModelStore = ModelStore("me")
-    store.put(registered())
+    store.put(registered(*(["vision"] if ready.sees else [])))
     manager = ModelManager(load)
     models = TextModels(store, manager)
     pictures = PictureInputs(loaded.image)
