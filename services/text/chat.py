@@ -79,8 +79,7 @@ class Chat:
 
     async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
-        if stored.serving:  # a refusal must not load a model
-            _check_sight(request, sees="vision" in stored.serving.descriptor.capabilities)
+        check_sight(stored, request)
         async with self._models.loaded(stored) as model, self._seen(model, request) as pixels:
             sampling, mark = dataclasses.replace(request.sampling, max_tokens=1), _mark(pixels)
             prompt = await _prompt(model, request, mark)
@@ -101,8 +100,7 @@ class Chat:
         await caller.admit()
         if request.tool_schemas is None:
             request = await self.checked(request)
-        if stored.serving:  # a refusal must not load a model
-            _check_sight(request, sees="vision" in stored.serving.descriptor.capabilities)
+        check_sight(stored, request)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             reading = await stack.enter_async_context(AsyncExitStack())
             pixels = await reading.enter_async_context(self._seen(model, request))
@@ -146,7 +144,8 @@ class Chat:
         if not pictures:
             yield ()
             return
-        _check_sight(request, sees=model.ready.sees)
+        if not model.ready.sees:
+            raise _blind(request, pictures[0])
         async with self._pictures.pixels([await decoded(picture) for picture in pictures]) as pixels:
             count = sum(each.width * each.height for each in pixels) * request.choices
             if count > MAX_REQUEST_PIXELS:  # each choice is a request to the worker
@@ -155,12 +154,15 @@ class Chat:
             yield pixels
 
 
-def _check_sight(request: ChatRequest, *, sees: bool) -> None:
-    """Raises Unsupported if a request has pictures and its model does not see."""
-    for message in request.messages:
-        if message.pictures and not sees:
-            param = message.pictures[0].param
-            raise Unsupported(f"'{param}': {request.model} does not see pictures.", param=param)
+def check_sight(stored: StoredModel, request: ChatRequest) -> None:
+    """Raises Unsupported if a request has pictures and its model does not see. Loads no model."""
+    for picture in (picture for message in request.messages for picture in message.pictures):
+        if stored.serving and "vision" not in stored.serving.descriptor.capabilities:
+            raise _blind(request, picture)
+
+
+def _blind(request: ChatRequest, picture: Picture) -> Unsupported:
+    return Unsupported(f"'{picture.param}': {request.model} does not see pictures.", param=picture.param)
 
 
 def _mark(pixels: Sequence[Pixels]) -> str:

@@ -120,8 +120,9 @@ async def test_counting_tokens_includes_pictures(folder: Path) -> None:
 
 
 async def test_a_model_that_does_not_see_refuses_by_name(folder: Path) -> None:
-    async with puppet_service(folder) as service:
-        for body, param, _ in FORMATS:
+    store = await SqliteResponseStore.open(folder / "responses.db", 1)
+    async with puppet_service(folder, kept=store) as service:
+        for body, param, _ in (*FORMATS, (response(background=True), "input[0].content[1]", "")):
             with case(param=param):
                 assert await refusal(service.post(**body)) == f"'{param}': {MODEL} does not see pictures."
         param = f"{WHERE}.image.data"

@@ -22,7 +22,7 @@ from services.errors import (
     Unsupported,
 )
 from services.text import limits
-from services.text.chat import Chat
+from services.text.chat import Chat, check_sight
 from services.text.conversation import AnswerEvent, ChatRequest
 from services.text.manager import TextModels
 from services.text.responses.background import Background
@@ -118,6 +118,7 @@ class Responses:
         await current_caller().admit()
         await self._kept().check(client)
         given, chat = await self._prepare(request, client)
+        check_sight(await self._models.find(request.model), chat)
         settings = msgspec.structs.replace(request.settings, tools=chat.tools)
         response = Response(id=new_id("resp"), model=model_id, created=time.time(), settings=settings, status="queued")
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from services.errors import InvalidRequest, ResponseNotFound, Unsupported
+from services.text.conversation import Message, Picture
 from services.text.responses import conversations
 from services.text.responses.conversations import MAX_ADDED, Conversation, Conversations
-from services.text.responses.response import MessageItem, Response
+from services.text.responses.response import MessageItem, Part, Response
 from services.text.responses.responses import Responses
 from services.text.responses.store import DAY, ResponseStore
 from tests.text.responses.scripted_chat import ScriptedChat, ScriptedModels, request, said
@@ -128,6 +129,17 @@ async def test_responses_continue_and_extend_a_conversation(responses: Responses
     assert kept == (*items("a", "b"), *first.output, *items("c"), *unstored.output)
     assert await responses.conversations.item(ANN, created.id, "msg_b") == items("b")[0]
     assert (await responses.get(first.id, ANN)).settings.conversation == created.id
+
+
+async def test_pictures_of_a_conversation_reach_the_model(responses: Responses, chat: ScriptedChat) -> None:
+    url = "data:image/png;base64,aGk="
+    part = Part(text="", image_url=url, detail="low")
+    given = (MessageItem(id="msg_a", role="user", content=(Part(text="a"), part)),)
+    created = await responses.conversations.create(ANN, given, {})
+    await whole(responses, "b", conversation=created.id)
+    assert await responses.conversations.item(ANN, created.id, "msg_a") == given[0]
+    picture = Picture(at=1, param="input.content[1]", url=url, detail="low")
+    assert chat.asked[-1].messages[0] == Message(role="user", content="a", pictures=(picture,))
 
 
 async def test_a_background_response_extends_it_too(responses: Responses) -> None:
