@@ -7,6 +7,7 @@ templates take only strings, so that the mark is put into the text of the messag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,9 +86,22 @@ def _placeholder(without: str, seen: str) -> str:
     length = len(seen) - len(without)
     if length <= 0 or _BEFORE not in without or "'type'" in seen or '"type"' in seen:  # it prints the parts themselves
         return ""
-    for start in range(len(without) + 1):
-        before, after = without[:start], without[start:]
-        beside = before.rstrip().endswith((_BEFORE, _AFTER)) or after.lstrip().startswith((_BEFORE, _AFTER))
-        if beside and seen.startswith(before) and seen.endswith(after):
+    for start in sorted(_edges(without)):
+        if seen.startswith(without[:start]) and seen.endswith(without[start:]):
             return seen[start : start + length].strip()
     return ""
+
+
+def _edges(text: str) -> set[int]:
+    """Returns the places beside the texts of the probe, also before and after white space."""
+    found = set()
+    for probe in re.finditer(f"{_BEFORE}|{_AFTER}", text):
+        start, end = probe.span()
+        found |= {start, end}
+        while start and text[start - 1].isspace():
+            start -= 1
+            found.add(start)
+        while end < len(text) and text[end].isspace():
+            end += 1
+            found.add(end)
+    return found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 from functools import cache
 
-from services.text.conversation import Message, Tool, ToolCall
+from services.errors import InvalidRequest
+from services.text.conversation import Message, Picture, Tool, ToolCall
 from services.text.template_process import TemplateProcess
 from tests.fuzz.fuzz_target import FuzzTarget
 
@@ -44,6 +46,7 @@ WORDS = (
         b"raise_exception('no')",
         b"strftime_now('%Y')",
     ),
+    *(b"{% for part in m.content %}", b"part.type == 'image'", b"part.text", b"<image>"),
     *(b"{% generation %}", b"{% endgeneration %}", b"{% break %}", b"'%999999999d' % 1", b"'{:>999999999}'.format(1)"),
 )
 CALL = ToolCall(id="c1", name="f", arguments='{"a": [1, "x"]}')
@@ -53,6 +56,8 @@ TURNS = (
     Message(role="assistant", content="", reasoning="hm", tool_calls=(CALL,)),
     Message(role="tool", content="42", tool_call_id="c1"),
 )
+SEEN = Message(role="user", content="ab", pictures=(Picture(at=0, param=""), Picture(at=1, param="")))
+MARK = "0123456789abcdef"
 TOOLS = (Tool(name="f", description="d", parameters={"type": "object", "properties": {"a": {"maximum": 10**30}}}),)
 
 
@@ -66,6 +71,8 @@ async def _rendered(process: TemplateProcess, source: str) -> None:
     await process.prepare(source, bos="<s>", eos="</s>", add_bos=True)
     assert isinstance(await process.render(TURNS, TOOLS, "low"), str)
     assert isinstance(await process.render(TURNS[:2]), str)
+    with contextlib.suppress(InvalidRequest):  # many templates omit pictures
+        assert (await process.render((SEEN,), mark=MARK)).count(MARK) == len(SEEN.pictures)
 
 
 @cache
