@@ -77,6 +77,10 @@ class Chat:
         rule = output_rule(output)
         return grammar_text(f"start: {rule}", lark) if rule else ""
 
+    async def lasting(self, url: str, param: str) -> str:
+        """Returns a picture's address for a store. Returns and raises as `PictureInputs.lasting`."""
+        return await self._pictures.lasting(url, param)
+
     async def count(self, stored: StoredModel, request: ChatRequest, client: str) -> int:
         """Counts the tokens of the prompt. Raises as `complete`."""
         check_sight(stored, request)

@@ -17,6 +17,7 @@ from services.settings.modality_settings import MIB, ImageSettings
 from services.telemetry import tracing
 from services.text.conversation import Detail, Picture
 from services.text.engine.messages import Pixels
+from services.text.picture_urls import data_url
 
 # The side of a square with the most pixels that a model gets, however large a picture is.
 SIDES: dict[Detail, int] = {"auto": 2048, "high": 2048, "low": 512}
@@ -73,6 +74,17 @@ class PictureInputs:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             yield tuple(found)
+
+    async def lasting(self, url: str, param: str) -> str:
+        """Returns an address that does not expire: an image that this server has drawn becomes a data URL.
+
+        Raises:
+            InvalidRequest: it has expired.
+        """
+        if self._files.name_of(url) is None:
+            return url
+        with self._room.open(current_caller().identity.subject) as share:
+            return data_url(await self._data(Picture(at=0, param=param, url=url), share))
 
     async def _read(self, picture: Picture, share: Share, turns: asyncio.Semaphore) -> Pixels:
         side = SIDES[picture.detail]

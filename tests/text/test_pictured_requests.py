@@ -14,6 +14,9 @@ from allm.openai.v1 import responses_service_pb2, responses_service_pb2_grpc
 from allm.text.v1 import chat_pb2, chat_service_pb2, response_pb2, response_service_pb2
 from PIL import Image
 
+from services.auth.identity import ANONYMOUS
+from services.pictures.image_files import ImageFiles
+from services.settings.settings import load_settings
 from services.text.engine.messages import Submit
 from services.text.responses.sqlite_store import SqliteResponseStore
 from tests.case import case
@@ -191,6 +194,27 @@ async def test_stored_responses_keep_their_pictures(folder: Path) -> None:
             "detail": "low",
         }
         assert item.message.content[1].image == chat_pb2.ImagePart(url=URL, detail=chat_pb2.IMAGE_DETAIL_LOW)
+
+
+async def test_a_stored_response_keeps_an_image_that_this_server_has_drawn_and_will_delete(folder: Path) -> None:
+    store = await SqliteResponseStore.open(folder / "responses.db", 1)
+    drawn = load_settings({"ALLM_HOME": str(folder)}).image
+    async with puppet_service(folder, SEEING, store) as service:
+        service.script = end
+        files = ImageFiles(drawn.folder, drawn.folder_bytes, drawn.public_url)
+        await files.start()
+        url = await files.keep(PNG, "png", ANONYMOUS.subject)
+        await files.close()
+        first = json.loads(await rest(service.post(**response(url))))
+        for path in drawn.folder.iterdir():
+            path.unlink()
+        follow = {"method": "CreateResponse", "input": "and?", "previous_response_id": first["id"]}
+        await rest(service.post(**follow))
+        assert last(service).pictures[0].pixels == IMAGE.tobytes()
+        request = response_service_pb2.ListInputItemsRequest(id=first["id"])
+        (item,) = (await service.responses.ListInputItems(request)).items
+        assert item.message.content[1].image.url == URL
+        assert "'input[0].content[1]' is no image that" in await refusal(service.post(**response(url)))
 
 
 async def test_stored_pictures_count_in_the_quota(folder: Path) -> None:

@@ -26,10 +26,11 @@ from services.text.chat import Chat, check_sight
 from services.text.conversation import AnswerEvent, ChatRequest
 from services.text.manager import TextModels
 from services.text.responses.background import Background
-from services.text.responses.conversations import PREFIX, Conversations
+from services.text.responses.conversations import MAX_BYTES, PREFIX, Conversations
 from services.text.responses.item_messages import messages_of, shortened
 from services.text.responses.response import (
     Event,
+    FunctionOutputItem,
     Item,
     ItemReference,
     Progress,
@@ -93,6 +94,8 @@ class Responses:
         if self._store and (store or extended):
             await self._store.check(client)
         given, chat = await self._prepare(request, client)
+        if store or extended:
+            given = await self.lasting(given)
         async with self._answering(chat, client, shorten=request.settings.shorten) as (completion, first):
             settings = msgspec.structs.replace(request.settings, tools=chat.tools)
             response = Response(id=new_id("resp"), model=completion.model_id, created=time.time(), settings=settings)
@@ -119,6 +122,7 @@ class Responses:
         await self._kept().check(client)
         given, chat = await self._prepare(request, client)
         check_sight(await self._models.find(request.model), chat)
+        given = await self.lasting(given)
         settings = msgspec.structs.replace(request.settings, tools=chat.tools)
         response = Response(id=new_id("resp"), model=model_id, created=time.time(), settings=settings, status="queued")
 
@@ -267,6 +271,26 @@ class Responses:
     async def resolved(self, items: Sequence[Item | ItemReference], client: str) -> tuple[Item, ...]:
         """Returns the items, with references replaced by stored items. Raises InvalidRequest for an unknown one."""
         return tuple([await self._resolved(item, client) for item in items])
+
+    async def lasting(self, items: Sequence[Item], name: str = "input") -> tuple[Item, ...]:
+        """Returns items to store: images that this server has drawn, which expire, become data URLs if they fit.
+
+        Raises:
+            InvalidRequest: one has expired; the error names it, as in `name`.
+        """
+        room = MAX_BYTES
+        found: list[Item] = []
+        for at, item in enumerate(items):
+            field = "parts" if isinstance(item, FunctionOutputItem) else "content"
+            parts = list(getattr(item, field, ()))
+            for number, part in enumerate(parts):
+                if part.image_url and not part.image_url.startswith("data:"):
+                    url = await self._chat.lasting(part.image_url, f"{name}[{at}].content[{number}]")
+                    if len(url) <= room:
+                        parts[number] = msgspec.structs.replace(part, image_url=url)
+                        room -= len(url)
+            found.append(msgspec.structs.replace(item, **{field: tuple(parts)}) if parts else item)
+        return tuple(found)
 
     async def _resolved(self, item: Item | ItemReference, client: str) -> Item:
         if not isinstance(item, ItemReference):

@@ -132,7 +132,8 @@ class ConversationsFacade(conversations_service_pb2_grpc.ConversationsServiceSer
         """Reads items to add. Raises InvalidRequest, also if the caller may store no more."""
         check_added(given)
         await self._responses.check_room(call.client)
-        return await self._responses.resolved(items_of(given, "items"), call.client)
+        items = await self._responses.resolved(items_of(given, "items"), call.client)
+        return await self._responses.lasting(items, "items")
 
 
 def _read(raw: httpbody_pb2.HttpBody, kind: type[B], call: Call) -> B:
