@@ -140,6 +140,7 @@ class DecoderReady:
     # The model's tokens before the prompt, before the suffix and before the text that fills the gap between them.
     infill: tuple[int, int, int] | None = None
     sees: bool = False  # whether a prompt may have pictures
+    picture_margins: tuple[str, str] = ("", "")  # texts before and after each picture, as part of the prompt's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

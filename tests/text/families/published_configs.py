@@ -362,6 +362,90 @@ NEMOTRON_3 = NEMOTRON_H | {
     "transformers_version": "4.55.4",
 }
 
+# llava-1.5-7b-hf: Vicuna behind CLIP.
+LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_token_index": 319,
+    "model_type": "llava",
+    "pad_token_id": 0,
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 3,
+        "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16",
+        "vocab_size": VOCABULARY,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.36.0.dev0",
+    "vision_config": {
+        "hidden_size": 64,
+        "image_size": 56,
+        "intermediate_size": 256,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "patch_size": 14,
+        "projection_dim": 48,
+        "vocab_size": 32000,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+    "vocab_size": VOCABULARY,
+}
+
+# llava-interleave-qwen-0.5b-hf: Qwen1.5 behind SigLIP, and no class token to leave out.
+LLAVA_QWEN = LLAVA | {
+    "text_config": QWEN25 | {"tie_word_embeddings": False},
+    "vision_config": {
+        "hidden_size": 72,
+        "image_size": 56,
+        "intermediate_size": 264,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}
+
+# Of the image processors, by model_type.
+CLIP_PIXELS = {
+    "crop_size": {"height": 56, "width": 56},
+    "do_center_crop": True,
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_processor_type": "CLIPImageProcessor",
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"shortest_edge": 56},
+}
+SIGLIP_PIXELS = {
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "SiglipImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "LlavaProcessor",
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 56, "width": 56},
+}
+
 # Added by the packed checkpoints of gpt-oss.
 MXFP4 = {
     "quantization_config": {

@@ -25,6 +25,15 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SPLIT_EXPERTS = {"qwen3_moe", "glm4_moe", "nemotron_h"}  # published as one matrix per expert
 BACKBONE = {"nemotron_h"}  # published as `backbone`; transformers names it `model`
+# Of models that see: the names in transformers, and as published.
+PUBLISHED_PREFIXES = {
+    "llava": {
+        r"^lm_head": "language_model.lm_head",
+        r"^model\.language_model": "language_model.model",
+        r"^model\.vision_tower": "vision_tower.vision_model",
+        r"^model\.multi_modal_projector": "multi_modal_projector",
+    },
+}
 GAIN = 1.2  # of a matrix, relative to one that keeps the scale of its input
 # From normally distributed numbers: A from 1 to 16, dt from 0.001 to 0.1 where a token adds nothing to it.
 _MAMBA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -36,16 +45,22 @@ ALIKE = 0.2  # relative difference between a layer's experts in models written w
 
 
 def write_model(
-    folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike: bool = False, device: str = "cpu"
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    alike: bool = False,
+    device: str = "cpu",
+    words: Sequence[str] = (),
 ) -> Path:
     """Writes a whole model in bfloat16. With `alike`, the choice of another expert makes only a small difference.
 
-    `device` draws the numbers, other ones than another device.
+    `device` draws the numbers, other ones than another device. `words` are the last special tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     safetensors_torch.save_file(draw_weights(folder, seed, alike, device), folder / WHOLE, {"format": "pt"})
-    write_tokenizer(folder)
+    write_tokenizer(folder, words)
     return folder
 
 
@@ -90,9 +105,11 @@ def write_packed(folder: Path, plain: Path, added: Mapping[str, Any]) -> Path:
 
 def draw_weights(folder: Path, seed: int, alike: bool, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Draws weights for the config.json in `folder`, under the names of published checkpoints."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    sees = hasattr(config, "vision_config")
+    definition = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
-    config = model.config
+        model = definition.from_config(config)
     drawn: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -102,10 +119,20 @@ def draw_weights(folder: Path, seed: int, alike: bool, device: str = "cpu") -> d
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             drawn[name] = _draw(name, buffer.shape, seed, alike, transposed=False, device=device)
-    stem = "backbone." if config.model_type in BACKBONE else "model."
     return {
-        re.sub(r"^model\.", stem, name): tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in drawn.items()
+        _published(name, config.model_type): tensor.to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in drawn.items()
     }
+
+
+def _published(name: str, kind: str) -> str:
+    """Returns a tensor's name in published checkpoints."""
+    if kind in BACKBONE:
+        return re.sub(r"^model\.", "backbone.", name)
+    for pattern, published in PUBLISHED_PREFIXES.get(kind, {}).items():
+        if re.match(pattern, name):
+            return re.sub(pattern, published, name)
+    return name
 
 
 def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool, device: str) -> torch.Tensor:
@@ -115,7 +142,7 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
     kind = name.rpartition(".")[2]
     if kind in _MAMBA:
         return _MAMBA[kind](tensor)
-    if name.endswith(("norm.weight", "norm_f.weight")):
+    if re.search(r"norm(_f|\d)?\.weight$", name):
         return 1 + 0.2 * tensor
     if name.endswith(("embed_tokens.weight", "embeddings.weight")):
         return 2 * GAIN * tensor / shape[-1] ** 0.5  # small against the layers' sums, or a tied model repeats itself
@@ -125,6 +152,8 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
         return 1 + tensor
     if "experts" in name and alike:
         tensor = tensor[:1] + ALIKE * (tensor - tensor[:1])
+    if len(shape) > 3:  # a convolution
+        return GAIN * tensor / shape[1:].numel() ** 0.5
     inner = shape[1] if len(shape) == 3 and transposed else shape[-1]
     return GAIN * tensor / inner**0.5
 

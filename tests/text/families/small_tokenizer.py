@@ -6,6 +6,7 @@ It knows only ASCII and pairs of letters, so every token is whole text and no tw
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -21,11 +22,11 @@ CHATML = (
 )
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`; </s> and <|im_end|> are 2 and 4."""
+def write_tokenizer(folder: Path, more: Sequence[str] = ()) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json`; </s> and <|im_end|> are 2 and 4, `more` the last ones."""
     ascii_only = sorted(ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(byte))[0][0] for byte in range(128))
     words = [*SPECIAL, *ascii_only, *PAIRS]
-    reserved = [f"<|reserved_{number}|>" for number in range(SIZE - len(words))]
+    reserved = [*(f"<|reserved_{number}|>" for number in range(SIZE - len(words) - len(more))), *more]
     vocabulary = {word: number for number, word in enumerate([*words, *reserved])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(pair[0], pair[1]) for pair in PAIRS]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

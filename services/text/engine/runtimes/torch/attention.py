@@ -168,6 +168,7 @@ class Chunk:
     tokens: int
     sequence: int
     pages: Tensor  # [1, pages]
+    whole: bool = False  # whether its tokens see each other, regardless of windows
     gathers: dict[int, Gather] = field(default_factory=dict)
 
     def gather(self, window: int) -> Gather:
@@ -331,7 +332,10 @@ def _chunk(rows: Tensor, layer: Tensor, chunk: Chunk, shape: _Shape) -> Tensor:
     if mask is None:
         at = gather.first + torch.arange(keys.shape[2], device=rows.device)
         position = torch.arange(chunk.start, chunk.start + chunk.tokens, device=rows.device)[:, None]
-        mask = gather.masks[shape.window, sinks] = _mask(at[None], position, shape.window, rows.dtype)
+        mask = _mask(at[None], position, shape.window, rows.dtype)
+        if chunk.whole:
+            mask.masked_fill_((at >= chunk.start) & (at < chunk.start + chunk.tokens), 0)
+        gather.masks[shape.window, sinks] = mask
     if shape.sinks is not None:
         mask = _with_sinks(mask, shape.sinks.view(shape.keys, shape.group, 1))
     query = rows.view(rows.shape[0], shape.keys, shape.group, rows.shape[2]).permute(1, 2, 0, 3)

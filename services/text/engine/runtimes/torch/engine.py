@@ -9,14 +9,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size
-from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import Outcomes, Sampled, Scoring, TokenSpan, check_tokens, kept_states
+from services.text.engine.messages import DecoderReady, EngineOptions, Pixels, TokenLogprob
+from services.text.engine.runtime import (
+    Outcomes,
+    PicturePart,
+    Sampled,
+    Scoring,
+    TokenSpan,
+    check_tokens,
+    kept_states,
+)
 from services.text.engine.runtimes.torch.attention import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.executor import Executor, RankGroup, rank_device
 from services.text.engine.runtimes.torch.packing import make_batch
@@ -29,9 +39,12 @@ from services.text.engine.runtimes.torch.vocabulary import (
     end_tokens,
     read_json,
 )
-from services.text.engine.runtimes.torch.weights import read_config
+from services.text.engine.runtimes.torch.weights import read_config, sees
 from services.text.engine.sampling import SamplingParams
-from services.worker.messages import EngineError
+from services.worker.messages import EngineError, error_line
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.vision import Vision
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
 
@@ -55,6 +68,9 @@ class SafetensorsEngine(VocabularySpeaker):
         ends = end_tokens(text.to_dict()) | end_tokens(read_json(folder / "generation_config.json", optional=True))
         self._vocabulary = TokenVocabulary(folder, self._vocab_size, frozenset(ends))
         device = rank_device(options, 0)
+        if sees(config) and options.tensor_parallel > 1:
+            message = "the runtime torch does not divide models that take pictures among GPUs (ALLM_TENSOR_PARALLEL)"
+            raise EngineError("UNSUPPORTED", message)
         check_divisible(text, options.tensor_parallel)
         self._others = RankGroup(options, device) if options.tensor_parallel > 1 else None
         ranks = self._others.ranks if self._others else Ranks(0, 1)
@@ -75,6 +91,7 @@ class SafetensorsEngine(VocabularySpeaker):
         if self._others:
             self._others.allocate(pages, options.max_sequences)
         self.executor.allocate(pages, options.max_sequences)
+        self._vision = self._sight(folder, config)
         self._lengths = [0] * self.sequence_ids  # computed tokens of each sequence
         self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
         # Metal has no 64-bit floats, which sampling needs, and shares the host's memory.
@@ -90,8 +107,29 @@ class SafetensorsEngine(VocabularySpeaker):
             eos=self._vocabulary.eos,
             add_bos=self._vocabulary.add_bos,
             infill=self._vocabulary.infill,
+            sees=self._vision is not None,
+            picture_margins=self._vision.margins if self._vision else ("", ""),
         )
         self._warm_up()
+
+    def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
+        """Returns the tokens that stand for a picture in a prompt, and its parts, scaled for the encoder.
+
+        Raises EngineError: UNSUPPORTED if the model takes no pictures, INVALID_REQUEST if it cannot take this one.
+        """
+        if self._vision is None:
+            raise EngineError("UNSUPPORTED", "the model takes no pictures", pixels.param)
+        return self._vision.see(pixels)
+
+    def encode(self, part: PicturePart) -> None:
+        """Computes the embeddings of a part. Raises EngineError OUT_OF_MEMORY."""
+        if self._vision is None:
+            raise EngineError("UNSUPPORTED", "the model takes no pictures")
+        try:
+            part.embeddings = self._vision.encode(part.source)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            message = f"no memory to encode a picture of {part.count} tokens: {error_line(error)}"
+            raise EngineError("OUT_OF_MEMORY", message) from error
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
@@ -194,9 +232,20 @@ class SafetensorsEngine(VocabularySpeaker):
 
     # --- loading
 
+    def _sight(self, folder: Path, config: PreTrainedConfig) -> Vision | None:
+        """Returns how the model sees; None for a model of text. Raises EngineError MODEL_INVALID."""
+        if not sees(config):
+            return None
+        from services.text.engine.runtimes.torch.vision import vision_of  # noqa: PLC0415 (needs Pillow)
+
+        return vision_of(folder, self.executor.model, self._vocabulary)
+
     def _warm_up(self) -> None:
         """Computes a prompt and a token, so that the first request does not pay for page faults."""
         sampler = new_sampler(SamplingParams(temperature=0), [], None, None)
         self.step([TokenSpan(0, 0, [0] * BLOCK, None)])
         self.step([TokenSpan(0, BLOCK, [0], sampler)])
         self.drop(0)
+        if self._vision is not None:
+            for part in self.see(Pixels(width=64, height=64, pixels=bytes(64 * 64 * 3)))[1]:
+                self.encode(part)

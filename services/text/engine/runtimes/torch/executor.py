@@ -32,7 +32,7 @@ from services.text.engine.runtimes.torch.graphs import DecodeSteps
 from services.text.engine.runtimes.torch.packing import Batch, Packed, pack
 from services.text.engine.runtimes.torch.parallel import Ranks, divide, join, leave
 from services.text.engine.runtimes.torch.recurrence import take_over
-from services.text.engine.runtimes.torch.weights import choose_dtype, load_model, pack_linears, read_config
+from services.text.engine.runtimes.torch.weights import choose_dtype, load_model, pack_linears, read_config, sees
 from services.worker.messages import EngineError
 
 _LENGTH = struct.Struct("=Q")
@@ -69,7 +69,9 @@ class Executor:
                 model.to(device)
             pack_linears(model)
         self._recurrent = take_over(model)
-        self._model = model
+        self.model = self._model = model
+        self._sees = sees(config)
+        self._decoder = model.get_decoder() if self._sees else model
         window = getattr(config.get_text_config(), "sliding_window", None)
         self._windows = (int(window),) if window else ()
         self._shapes = self._probe()
@@ -134,6 +136,8 @@ class Executor:
     def forward(self, packed: Packed) -> Tensor:
         """Computes the logits [wanted rows, vocabulary] of a packed step."""
         self._cache.plan = packed.plan
+        if self._sees:
+            return self._forward_seeing(packed)
         logits: Tensor = self._model(
             input_ids=packed.tokens,
             position_ids=packed.positions,
@@ -144,17 +148,49 @@ class Executor:
         ).logits
         return logits[0]
 
+    def _forward_seeing(self, packed: Packed) -> Tensor:
+        """Computes a step of a model that sees, from embeddings: its definition as a whole would expect pictures."""
+        inputs = self._model.get_input_embeddings()(packed.tokens)
+        more: dict[str, Any] = {}
+        if packed.pictures:
+            inputs = inputs.clone()
+            for row, piece in packed.pictures:
+                inputs[0, row : row + len(piece)] = piece.rows
+            more = _deep(packed)
+        hidden: Tensor = self._decoder(
+            inputs_embeds=inputs,
+            position_ids=packed.positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            pages=self._cache,
+            **more,
+        ).last_hidden_state
+        logits: Tensor = self._model.lm_head(hidden[0, packed.wanted])
+        return logits
+
     @torch.inference_mode()
     def _probe(self) -> dict[int, tuple[int, int]]:
         """Returns (key heads, width) of each layer with keys, as the definition itself passes them to a cache."""
         probe = CacheProbe()
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
-            self._model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True, pages=probe)
+            self._decoder(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True, pages=probe)
         except UnknownCacheUse as fault:
             kind = self._model.config.model_type
             raise EngineError("UNSUPPORTED", f"the architecture {kind!r} {fault}") from fault
         return probe.shapes
+
+
+def _deep(packed: Packed) -> dict[str, Any]:
+    """Returns the arguments of a definition that adds parts of pictures to the outputs of its first layers."""
+    deep = [(row, piece.layers) for row, piece in packed.pictures if piece.layers is not None]
+    if not deep:
+        return {}
+    mask = torch.zeros_like(packed.tokens, dtype=torch.bool)
+    for row, layers in deep:
+        mask[0, row : row + layers.shape[1]] = True
+    added = torch.cat([layers for _, layers in sorted(deep, key=lambda each: each[0])], 1)
+    return {"visual_pos_masks": mask, "deepstack_visual_embeds": list(added)}
 
 
 class RankGroup:

@@ -33,6 +33,7 @@ class _Step:
 
     tokens: Tensor  # [sequences]
     positions: Tensor  # [sequences]
+    shifts: Tensor  # [sequences]: how much less rotary embeddings count
     pages: Tensor  # [sequences, pages]
     logits: Tensor | None = None  # [sequences, vocabulary]
     graph: torch.cuda.CUDAGraph | None = None
@@ -55,7 +56,7 @@ class DecodeSteps:
 
     def fits(self, batch: Batch) -> bool:
         """Returns True if the batch has only spans of a single token, and not too many."""
-        return len(batch.tokens) == len(batch.counts) <= self._most
+        return len(batch.tokens) == len(batch.counts) <= self._most and not batch.pictures
 
     def run(self, batch: Batch) -> Tensor:
         """Computes the logits [spans, vocabulary] of a batch that fits."""
@@ -76,7 +77,7 @@ class DecodeSteps:
         def empty(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=self._device)
 
-        return _Step(empty(count), empty(count), empty(count, width))
+        return _Step(empty(count), empty(count), empty(count), empty(count, width))
 
     def _fill(self, step: _Step, batch: Batch) -> None:
         count, width = batch.pages.shape
@@ -84,6 +85,9 @@ class DecodeSteps:
         step.tokens[count:] = 0
         step.positions[:count] = torch.tensor(batch.starts, device=self._device)
         step.positions[count:] = 0
+        step.shifts.zero_()
+        if batch.shifts:
+            step.shifts[:count] = torch.tensor(batch.shifts, device=self._device)
         step.pages.fill_(ZERO_PAGE)
         step.pages[:count, :width] = batch.pages.to(self._device)
         step.pages[count:, 0] = TRASH_PAGE
@@ -93,7 +97,7 @@ class DecodeSteps:
         cells = step.pages.gather(1, step.positions[:, None] // BLOCK)[:, 0] * BLOCK + step.positions % BLOCK
         plan = Plan(cells, decode_plan(step.positions, step.pages, self._windows), [])
         rows = torch.arange(len(step.tokens), device=self._device)
-        return self._forward(Packed(step.tokens[None], step.positions[None], rows, plan))
+        return self._forward(Packed(step.tokens[None], (step.positions - step.shifts)[None], rows, plan))
 
     def _capture(self, step: _Step) -> None:
         """Records the step. If the definition reads its numbers on the host, this fails and turns recording off."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import TokenSpan
 from services.text.engine.runtimes.torch.attention import Chunk, Decode, Gather, Plan
+from services.text.engine.runtimes.torch.embeddings import Embeddings
 
 
 @dataclass(slots=True)
@@ -25,9 +27,12 @@ class Batch:
     tokens: list[int]  # of all spans
     pages: Tensor  # int64 [spans, pages]: of each span's sequence, filled up with the page of zeros
     copies: list[tuple[int, int]]  # pages to copy first, (from, to) each
+    shifts: list[int] = field(default_factory=list)  # per span: how much less rotary embeddings count; empty: 0
+    pictures: dict[int, Embeddings] = field(default_factory=dict)  # by span
+    whole: frozenset[int] = frozenset()  # spans whose tokens see each other
 
     def to_bytes(self) -> bytes:
-        """Serialises the batch for another process on this machine."""
+        """Serialises the batch for another process on this machine. Divided models take no pictures."""
         width = self.pages.shape[1]
         head = [len(self.starts), len(self.tokens), width, len(self.copies)]
         copies = [page for copy in self.copies for page in copy]
@@ -53,6 +58,7 @@ class Packed:
     positions: Tensor  # [1, tokens]
     wanted: Tensor  # [rows]: indexes of the tokens whose logits are needed
     plan: Plan
+    pictures: list[tuple[int, Embeddings]] = field(default_factory=list)  # the first row of each
 
 
 def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int, int]]) -> tuple[Batch, list[int]]:
@@ -68,11 +74,20 @@ def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int,
         counts=[len(span.tokens) for span in sorted_spans],
         wanted=[span.rows for span in sorted_spans],
         sequences=[span.sequence for span in sorted_spans],
-        tokens=[token for span in sorted_spans for token in span.tokens],
+        tokens=[token for span in sorted_spans for token in _ids(span)],
         pages=rows[torch.tensor([span.sequence for span in sorted_spans]), :longest],
         copies=copies,
     )
+    if any(span.shift or span.embeddings is not None for span in spans):
+        batch.shifts = [span.shift for span in sorted_spans]
+        batch.pictures = {number: span.embeddings for number, span in enumerate(sorted_spans) if span.embeddings is not None}
+        batch.whole = frozenset(number for number in batch.pictures if (part := sorted_spans[number].part) and part.whole)
     return batch, [number for number in order if spans[number].rows]
+
+
+def _ids(span: TokenSpan) -> Sequence[int]:
+    """Returns a span's tokens; 0 in place of a picture's, whose embeddings are computed."""
+    return span.tokens if span.embeddings is None else [0] * len(span.tokens)
 
 
 def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
@@ -95,16 +110,37 @@ def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
             tokens=count,
             sequence=batch.sequences[span],
             pages=pages[span : span + 1, : -(-(batch.starts[span] + count) // BLOCK)],
+            whole=span in batch.whole,
         )
         for span, count in enumerate(batch.counts)
         if count > 1
     ]
     return Packed(
         tokens=torch.tensor(batch.tokens, device=device)[None],
-        positions=positions[None],
+        positions=_rotary(batch, at, owner).to(device),
         wanted=_wanted_rows(ends.tolist(), batch.wanted, device),
         plan=Plan(cells.to(device), decode, chunks),
+        pictures=[(int(ends[span]) - batch.counts[span], piece) for span, piece in batch.pictures.items()],
     )
+
+
+def _rotary(batch: Batch, at: Tensor, owner: Tensor) -> Tensor:
+    """Returns the positions for rotary embeddings: [1, tokens], or [3, 1, tokens] if a picture has three of its own.
+
+    `at` [tokens] are the positions in the cache, and `owner` [tokens] the spans.
+    """
+    if not batch.shifts:
+        return at[None]
+    positions = (at - torch.tensor(batch.shifts)[owner])[None]
+    if all(piece.places is None for piece in batch.pictures.values()):
+        return positions
+    positions = positions.expand(3, -1).clone()
+    ends = list(itertools.accumulate(batch.counts))
+    for span, piece in batch.pictures.items():
+        if piece.places is not None:
+            begin = batch.starts[span] - batch.shifts[span] - piece.first
+            positions[:, ends[span] - batch.counts[span] : ends[span]] = piece.places + begin
+    return positions[:, None]
 
 
 def _wanted_rows(ends: list[int], wanted: list[int], device: torch.device) -> Tensor:

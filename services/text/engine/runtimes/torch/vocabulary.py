@@ -74,11 +74,16 @@ class TokenVocabulary:
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the token ids of `text`, with BOS if the model adds it. Special tokens become one id each."""
+        ids = self.plain(text)
+        return [self.bos_token, *ids] if self.add_bos and self.bos_token is not None else ids
+
+    def plain(self, text: str) -> list[int]:
+        """Returns the token ids of a part of a text, without BOS. Special tokens become one id each."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         beyond = max(ids, default=0)
         if beyond >= self.size:  # an added token beyond the embeddings
             raise EngineError("MODEL_INVALID", f"the prompt has token {beyond}; the model knows 0 to {self.size - 1}")
-        return [self.bos_token, *ids] if self.add_bos and self.bos_token is not None else ids
+        return ids
 
     @property
     def infill(self) -> tuple[int, int, int] | None:

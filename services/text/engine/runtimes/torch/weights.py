@@ -19,9 +19,18 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_triton_available
 from transformers.utils.quantization_config import Mxfp4Config
@@ -64,10 +73,22 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
+def sees(config: PreTrainedConfig) -> bool:
+    """Returns True if the model takes pictures."""
+    return getattr(config, "vision_config", None) is not None
+
+
 def _check_architecture(config: PreTrainedConfig, kind: str) -> None:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+    if sees(config):
+        from services.text.engine.runtimes.torch.vision import check_family  # noqa: PLC0415 (needs Pillow)
+
+        check_family(kind)
+    definitions: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees(config) else MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in definitions or config.is_encoder_decoder:
         raise EngineError("UNSUPPORTED", f"the architecture {kind!r} generates no text")
-    definition: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    definition: Any = definitions[type(config)]
+    if sees(config) and type(config.get_text_config()) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        _check_architecture(config.get_text_config(), config.get_text_config().model_type)
     known = _HYBRID_KINDS if kind in ARCHITECTURES else _LAYER_KINDS
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - known
     if kinds or (definition._is_stateful and kind not in ARCHITECTURES):
@@ -156,13 +177,13 @@ def _load(
     if device.type != "cpu":
         options = options | {"device_map": {"": device}}
     previous = transformers_logging.set_tqdm_hook(lambda _, args, kwargs: _Ticks(progress, *args, **kwargs))
-    definition: Any = AutoModelForCausalLM
+    definition: Any = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
     try:
         model, report = definition.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation={"text_config": NAME, "vision_config": "sdpa"} if sees(config) else NAME,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

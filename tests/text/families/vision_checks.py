@@ -1,0 +1,161 @@
+"""Checks that every family of models that see must pass: transformers' answers about pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.text.engine.messages import Pixels
+from services.text.engine.runtime import PicturePart, TokenSpan
+from services.text.engine.sampling import SamplingParams
+from tests.late import late
+from tests.text.families.family_checks import EXACT
+from tests.text.families.parity import Generated
+from tests.text.families.published_configs import VOCABULARY
+from tests.text.families.random_models import write_json, write_model
+from tests.text.families.torch_session import load
+
+image = late("PIL.Image")
+numpy = late("numpy")
+torch = late("torch")
+torch_engine = late("services.text.engine.runtimes.torch.engine")
+transformers = late("transformers")
+
+TOKENS = 6  # per answer
+CONTEXT = 2048
+
+
+def write_seeing(folder: Path, config: Mapping[str, Any], pixels: Mapping[str, Any], words: Sequence[str]) -> Path:
+    """Writes a model that sees, with random weights and the special tokens `words`."""
+    write_model(folder, config, words=words)
+    write_json(folder / "preprocessor_config.json", pixels)
+    return folder
+
+
+def picture(width: int, height: int, seed: int = 0) -> Pixels:
+    """Draws coarse random patterns."""
+    numbers = numpy.random.default_rng(seed)
+    coarse = numbers.integers(0, 256, (7, 5, 3), dtype=numpy.uint8)
+    drawn = image.fromarray(coarse).resize((width, height), image.Resampling.NEAREST)
+    return Pixels(width=width, height=height, pixels=drawn.tobytes())
+
+
+@dataclass
+class Asked:
+    """A prompt with pictures: its tokens and parts, and the same as transformers' processor prepares it."""
+
+    tokens: list[int]
+    parts: list[PicturePart]
+    inputs: dict[str, Any]
+
+    def shift(self, position: int) -> int:
+        """Returns by how much rotary embeddings count less at a position."""
+        return sum(part.count - part.advance for part in self.parts if part.advance is not None and part.end <= position)
+
+
+@dataclass
+class Seeing:
+    """A model that sees, under the runtime and under transformers."""
+
+    engine: torch_engine.SafetensorsEngine
+    model: Any
+    processor: Any  # transformers' own, which makes text and pictures into the definition's input
+    placeholder: str  # of a picture in a text
+
+    def ask(self, text: str, pictures: Sequence[Pixels]) -> Asked:
+        """Prepares a prompt as the worker does, in which the placeholder stands for each picture."""
+        before, after = self.engine.ready.picture_margins
+        first, *others = text.replace(self.placeholder, f"{before}\0{after}").split("\0")
+        tokens, parts = self.engine.tokenize(first), []
+        begun = len(self.engine.tokenize(""))
+        for other, pixels in zip(others, pictures, strict=True):
+            own, found = self.engine.see(pixels)
+            for part in found:
+                part.start += len(tokens)
+            parts += found
+            tokens += own + self.engine.tokenize(other)[begun:]
+        images = [image.frombytes("RGB", (one.width, one.height), one.pixels) for one in pictures]
+        inputs = self.processor(text=[text], images=images, return_tensors="pt")
+        return Asked(tokens, parts, dict(inputs))
+
+    def answer(self, asked: Asked, chunk: int = 24, sequence: int = 0) -> Generated:
+        """Returns the greedy answer to a prompt that is computed in chunks."""
+        engine = self.engine
+        params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+        sampler = engine.sampler(params, [token for token in asked.tokens if token >= 0], None, VOCABULARY)
+        ids = {engine.name(token): token for token in range(VOCABULARY)}
+        tokens, found, done = list(asked.tokens), [], 0
+        while len(found) < TOKENS:
+            span = _next_span(asked, tokens, done, chunk)
+            span.sequence = sequence
+            if done + len(span.tokens) == len(tokens):
+                span.sampler = sampler
+            for part in asked.parts:
+                if part is span.part and part.start == done:
+                    engine.encode(part)
+                    span.embeddings = part.embeddings[: len(span.tokens)]
+            (outcomes,) = engine.step([span])
+            done += len(span.tokens)
+            for outcome in outcomes:
+                tokens.append(outcome.token)
+                found.append({ids[name]: value for name, value in outcome.logprob.top})
+        engine.free_sampler(sampler)
+        engine.drop(sequence)
+        return Generated(tokens[len(asked.tokens) :], found)
+
+    def expected(self, asked: Asked, tokens: Sequence[int]) -> Any:
+        """Returns transformers' log-probabilities [tokens, vocabulary] at each token of an answer."""
+        inputs = dict(asked.inputs)
+        more = torch.tensor([list(tokens[:-1])], dtype=torch.long)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], more], 1)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        for name in ("token_type_ids", "mm_token_type_ids"):
+            if name in inputs:
+                inputs[name] = torch.cat([inputs[name], torch.zeros_like(more)], 1)
+        with torch.inference_mode():
+            logits = self.model(**inputs).logits[0, -len(tokens) :]
+        return logits.float().log_softmax(-1)
+
+
+def _next_span(asked: Asked, tokens: Sequence[int], done: int, chunk: int) -> TokenSpan:
+    """Returns the next tokens to compute, which are of one picture part or of none."""
+    end = min(len(tokens), done + chunk)
+    inside = None
+    for part in asked.parts:
+        if part.start <= done < part.end:
+            inside, end = part, part.end if part.whole else min(end, part.end)
+        elif done < part.start:
+            end = min(end, part.start)
+    span = TokenSpan(0, done, tokens[done:end], None, part=inside, shift=asked.shift(done))
+    if inside is not None and inside.embeddings is not None:
+        span.embeddings = inside.embeddings[done - inside.start : end - inside.start]
+    return span
+
+
+def seeing(folder: Path, processor: Any, placeholder: str, dtype: str = "float32", **changes: Any) -> Seeing:
+    """Loads a model in the runtime, and in float32 in transformers."""
+    engine = load(folder, dtype, **({"context_tokens": CONTEXT, "kv_tokens": 2 * CONTEXT} | changes))
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return Seeing(engine, model, processor, placeholder)
+
+
+def check_answers(seen: Seeing, text: str, pictures: Sequence[Pixels], tolerance: float = EXACT) -> Generated:
+    """Checks the tokens of a prompt, and that the answer's log-probabilities are transformers' own."""
+    asked = seen.ask(text, pictures)
+    given = asked.inputs["input_ids"][0].tolist()
+    assert len(asked.tokens) == len(given)
+    assert all(ours in (theirs, *_placed(ours)) for ours, theirs in zip(asked.tokens, given, strict=True))
+    generated = seen.answer(asked)
+    expected = seen.expected(asked, generated.tokens)
+    found = torch.tensor([[row[token] for token in range(VOCABULARY)] for row in generated.logprobs])
+    assert float((expected - found).abs().max()) <= tolerance
+    return generated
+
+
+def _placed(token: int) -> tuple[int, ...]:
+    """Returns the token itself if it stands for a part of a picture."""
+    return (token,) if token < 0 else ()
