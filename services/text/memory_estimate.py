@@ -11,6 +11,8 @@
                          compute = batch x dtype x (10 width + 3 inner)
                          + (the larger of 12 x sequences and 2 x scored, + scored x dtype) x vocabulary
                          + 800 x vocabulary + 32 MiB (allocator, kernels)
+    the same, pictures   + patches x dtype x (10 width + 3 inner) of the encoder + pixels x 51
+                         + (the smaller of sequences x patches and cells) x dtype x width for embeddings that wait
     vllm, chat           as torch, chat, with vLLM's page size, and of scored prompts the larger of 12 x sequences and
                          4 x its own number of scored tokens, + 128 MiB if it compiles the model
     torch, gpt-oss, GPU  as torch, chat, with the packed size of the weights where the GPU computes with it
@@ -74,6 +76,20 @@ _LEAST_CONTEXT = 4096  # tokens: a model that leaves room for less is refused
 _USABLE = share_of("a GPU", 0.9)  # of a GPU's memory, as installed
 _OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
+_PATCH = 14  # pixels, of encoders that do not state it
+_MOST_PIXELS = 2048 * 2048  # of a picture for encoders without a fixed size (services/text/picture_inputs.py)
+_PIXEL_BYTES = 3 * (1 + 4 + 4 + 8)  # of three colours, in bytes and as numbers
+# Values that published configurations of models that see leave out, because they are transformers' defaults.
+_OMITTED: Mapping[str, Mapping[str, Any]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+    },
+}
+
 Parts = dict[str, int]
 Options = Callable[[ModelDescriptor, RuntimeSpec], EngineOptions]
 HALF = 2  # bytes per number in 16 bits, such as those of llama.cpp's KV cache
@@ -135,6 +151,8 @@ class TextMemoryEstimate:
             row = max(12 * options.max_sequences, 2 * MOST_SCORED) + MOST_SCORED * wanted
         sampled = row * shape.vocabulary
         compute = step_tokens(options) * wanted * (10 * shape.width + 3 * shape.inner) + sampled
+        if "vision" in descriptor.capabilities:
+            compute += shape.picture_bytes(options.max_sequences, cells, wanted)
         return {
             "weights": weights + copies,
             "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
@@ -270,7 +288,10 @@ class ConfigShape:
         """Raises OSError or ModelInvalid for an unreadable file."""
         document = known_object(folder / "config.json")
         inner = document.get("text_config")
-        self._config: Mapping[str, Any] = inner if isinstance(inner, dict) else document
+        self._config: Mapping[str, Any] = document
+        if isinstance(inner, dict):
+            self._config = dict(_OMITTED.get(str(inner.get("model_type")), {})) | inner
+        self._encoder = document.get("vision_config")
         stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
         self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), FLOAT)  # bytes per number in its files
         self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
@@ -278,6 +299,17 @@ class ConfigShape:
         self.inner = self._number("intermediate_size", "hidden_dim", "n_inner") or 4 * self.width
         self.vocabulary = self._number("vocab_size")
         self.context_tokens = self._number("max_position_embeddings", "n_positions")
+
+    def picture_bytes(self, sequences: int, cells: int, wanted: int) -> int:
+        """Returns the bytes for encoding a picture and for the embeddings of all requests; `wanted`: per number."""
+        encoder = self._encoder if isinstance(self._encoder, dict) else {}
+        patch = _positive(encoder, "patch_size") or _PATCH
+        pixels = _positive(encoder, "image_size") ** 2 or _MOST_PIXELS
+        width = _positive(encoder, "hidden_size", "embed_dim")
+        inner = _positive(encoder, "intermediate_size") or 4 * width
+        patches = pixels // patch**2
+        waiting = min(sequences * patches, cells) * self.width
+        return (patches * (10 * width + 3 * inner) + waiting) * wanted + pixels * _PIXEL_BYTES
 
     @property
     def embedding(self) -> int:
@@ -313,8 +345,9 @@ class ConfigShape:
         return pattern.count(sign) if isinstance(pattern, str) else self.layers
 
     def _number(self, *names: str) -> int:
-        for name in names:
-            value = self._config.get(name)
-            if type(value) is int and value > 0:
-                return value
-        return 0
+        return _positive(self._config, *names)
+
+
+def _positive(config: Mapping[str, Any], *names: str) -> int:
+    """Returns the first of these values that is a positive number; 0 if none is."""
+    return next((value for name in names if type(value := config.get(name)) is int and value > 0), 0)

@@ -316,3 +316,21 @@ def test_an_encoder_is_reckoned_in_the_precision_it_is_computed_in(
     assert parts("auto", instructions=True) == (exact if capability == "rerank" else rounded)
     assert parts("float32", instructions=True) == exact
     assert parts("bfloat16", instructions=True) == rounded
+
+
+def test_a_model_that_sees_needs_its_encoder_too(gpt_oss: ModelDescriptor, tmp_path: Path) -> None:
+    """As llava-1.5-7b-hf states its sizes: the text model's are transformers' defaults."""
+    vision = {"hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "patch_size": 14}
+    text = {"max_position_embeddings": 4096, "model_type": "llama", "vocab_size": 32064}
+    config = {"model_type": "llava", "dtype": "float16", "text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = ConfigShape(tmp_path)
+    assert (shape.width, shape.layers, shape.vocabulary) == (4096, 32, 32064)
+    assert shape.cell_numbers == 2 * 32 * 128 * 32
+    waiting = 8 * 576 * 4096
+    expected = 2 * (576 * (10 * 1024 + 3 * 4096) + waiting) + 336 * 336 * 51
+    assert shape.picture_bytes(8, 100_000, 2) == expected
+    assert shape.picture_bytes(8, 1000, 2) == expected - 2 * (waiting - 1000 * 4096)
+    sees = replace(gpt_oss, architecture="llava", capabilities=frozenset({"chat", "vision"}), quantization="", size=GIB)
+    reads = replace(sees, capabilities=frozenset({"chat"}))
+    assert reckoned(sees, "torch", packs=False) > reckoned(reads, "torch", packs=False) + 2 * 576 * 4096

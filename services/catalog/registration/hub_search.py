@@ -22,6 +22,7 @@ from services.models.runtimes import LLAMA_CPP_ENCODERS
 MAX_CHOICES = 40  # models of one repository
 _EMBEDS = ("feature-extraction", "sentence-similarity")
 _RERANKS = ("text-ranking",)
+_SEES = ("image-text-to-text",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,8 @@ def _facts(found: FoundRepository, format: Format, tree: FileTree, file: str, si
         capabilities = {"rerank"}
     elif found.task in _EMBEDS or architecture in LLAMA_CPP_ENCODERS:
         capabilities = {"embeddings"}
+    elif found.task in _SEES and format == "safetensors":  # a GGUF file sees only with its projector
+        capabilities = {"chat", "vision"}
     return ModelFacts(
         id=found.name,
         modality=modality,

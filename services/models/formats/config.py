@@ -51,6 +51,7 @@ class Config:
     vocabulary: int  # tokens; 0: unknown
     quantization: str  # method of quantised weights, such as `mxfp4`; empty: not quantised
     fault: str  # why no runtime may load it as a text model; empty: no known reason
+    sees: bool = False  # whether it has an encoder of pictures
     ranks: bool = False  # whether it scores pairs of a query and a document: a classifier of one label, or marked so
 
     @property
@@ -59,7 +60,7 @@ class Config:
         if self.ranks:
             return frozenset({"rerank"})
         if any(name.endswith(_CHAT) for name in self.architectures):
-            return frozenset({"chat"})
+            return frozenset({"chat", "vision"} if self.sees else {"chat"})
         if any(name.endswith("Model") for name in self.architectures):
             return frozenset({"embeddings"})
         if not self.architectures:
@@ -86,6 +87,7 @@ def read_config(tree: FileTree) -> Config:
         vocabulary=_first(document, ("vocab_size",)) or _first(inner, ("vocab_size",)),
         quantization=_quantization(document) or _quantization(inner),
         fault=_own_code(document, model_type) or _unknown_dtype(document),
+        sees=isinstance(document.get("vision_config"), dict),
         ranks=_ranks(document),
     )
 

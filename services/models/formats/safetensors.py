@@ -23,6 +23,7 @@ LOGIT_SCORE = "LogitScore"  # of a decoder that answers yes or no: it reranks
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize", LOGIT_SCORE)
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 TOKENIZER = "tokenizer.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # either has the settings of the image processor
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 # Optional files that runtimes read. No other file of the folder belongs to the model: no weights in other formats, no
 # code, and no metadata.json, which is another program's own file.
@@ -102,6 +103,8 @@ def inspect_safetensors(tree: FileTree) -> Finding:
     absent = [path for path in (CONFIG, TOKENIZER) if not there(tree, path)]
     if not any("/" not in path and (path.endswith(".safetensors") or path == INDEX) for path in tree.files):
         absent.append(WHOLE)
+    if config and "vision" in config.capabilities and not any(there(tree, path) for path in PROCESSORS):
+        absent.append(" or ".join(PROCESSORS))
     if absent or config is None:
         raise missing(tree, absent)
     refuse_adapter(tree)

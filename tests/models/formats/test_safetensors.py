@@ -32,6 +32,19 @@ def test_a_whole_folder(tmp_path: Path) -> None:
     assert paths(found) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_a_model_that_sees(tmp_path: Path) -> None:
+    """A model of text and pictures needs the settings of its image processor, in one of two files."""
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}
+    write_json(write_text_model(tmp_path) / "config.json", config)
+    expected = "preprocessor_config.json or processor_config.json is missing"
+    assert expected in refusal(tmp_path, "safetensors")
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        write_json(tmp_path / name, {"image_mean": [0.5, 0.5, 0.5]})
+        found = inspect(local(tmp_path), "safetensors")
+        assert (found.architecture, found.capabilities) == ("llava", {"chat", "vision"})
+        assert name in paths(found)
+
+
 def test_a_folder_with_shards(tmp_path: Path) -> None:
     write_text_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()

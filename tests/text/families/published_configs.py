@@ -433,6 +433,7 @@ CLIP_PIXELS = {
     "rescale_factor": 0.00392156862745098,
     "size": {"shortest_edge": 56},
 }
+PADDED_PIXELS = CLIP_PIXELS | {"do_pad": True, "image_processor_type": "LlavaImageProcessor"}  # newer LLaVAs
 SIGLIP_PIXELS = {
     "do_normalize": True,
     "do_rescale": True,

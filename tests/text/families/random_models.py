@@ -152,9 +152,9 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
         return 1 + tensor
     if "experts" in name and alike:
         tensor = tensor[:1] + ALIKE * (tensor - tensor[:1])
-    if len(shape) > 3:  # a convolution
-        return GAIN * tensor / shape[1:].numel() ** 0.5
     inner = shape[1] if len(shape) == 3 and transposed else shape[-1]
+    if len(shape) > 3:  # a convolution
+        inner = shape[1:].numel()
     return GAIN * tensor / inner**0.5
 
 

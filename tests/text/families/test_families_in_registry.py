@@ -14,6 +14,7 @@ from services.models.wire import desired_message, model_message, read_desired
 from tests.catalog.desired_model import ARTIFACT, desired
 from tests.late import late
 
+vision = late("services.text.engine.runtimes.torch.vision")
 modeling_auto = late("transformers.models.auto.modeling_auto")
 
 (TORCH,) = [runtime for runtime in RUNTIMES if runtime.name == "torch"]
@@ -26,6 +27,8 @@ MODEL = ModelFacts(
     size=1000,
     context_tokens=2048,
 )
+
+SEES = frozenset({"chat", "vision"})
 
 
 def resolved(device: str = "cpu", *, forced: bool = False, **changes: object) -> str:
@@ -54,7 +57,23 @@ def test_the_families_run_on_torch(architecture: str, device: str) -> None:
 
 @pytest.mark.parametrize("architecture", sorted(TORCH.architectures["chat"]))
 def test_transformers_has_every_architecture_of_the_table(architecture: str) -> None:
-    assert architecture in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    sees = architecture in TORCH.architectures["vision"]
+    assert architecture in (
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        if sees
+        else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
+
+
+def test_torch_sees_with_the_architectures_of_the_table() -> None:
+    assert set(vision.FAMILIES) == TORCH.architectures["vision"]
+    assert resolved(architecture="llava", capabilities=SEES) == "torch"
+
+
+@pytest.mark.parametrize("architecture", ["mllama", "qwen2_vl", "pixtral", "llama"])
+def test_others_do_not_see(architecture: str) -> None:
+    message = refusal(architecture=architecture, capabilities=SEES)
+    assert f"architecture {architecture!r} is not supported by torch" in message
 
 
 @pytest.mark.parametrize("architecture", ["gpt-oss", "qwen2_vl", "mllama", "gemma3", "mamba", "t5", "bert", "nonsense"])

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.worker.messages import EngineError
 from tests.late import late
-from tests.text.families.published_configs import CLIP_PIXELS, LLAVA, LLAVA_QWEN, SIGLIP_PIXELS
+from tests.text.families.family_checks import LARGEST
+from tests.text.families.published_configs import (
+    CLIP_PIXELS,
+    LLAVA,
+    LLAVA_QWEN,
+    PADDED_PIXELS,
+    SIGLIP_PIXELS,
+    SMOLLM2,
+)
+from tests.text.families.random_models import write_json, write_model, write_variant
+from tests.text.families.torch_session import load
 from tests.text.families.vision_checks import Seeing, check_answers, picture, seeing, write_seeing
 
 transformers = late("transformers")
@@ -16,8 +28,7 @@ transformers = late("transformers")
 TWO = "user: <image>\nand <image> differ in "
 
 
-def loaded(folder: Path, config: dict[str, Any], pixels: dict[str, Any]) -> Seeing:
-    write_seeing(folder, config, pixels, ["<image>"])
+def loaded(folder: Path, config: dict[str, Any]) -> Seeing:
     processor = transformers.LlavaProcessor(
         transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
         transformers.PreTrainedTokenizerFast.from_pretrained(folder),
@@ -29,19 +40,80 @@ def loaded(folder: Path, config: dict[str, Any], pixels: dict[str, Any]) -> Seei
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
-    return loaded(tmp_path_factory.mktemp("llava"), LLAVA, CLIP_PIXELS)
+def llava_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seeing(tmp_path_factory.mktemp("llava"), LLAVA, CLIP_PIXELS, ["<image>"])
 
 
 @pytest.fixture(scope="module")
-def llava_qwen(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
-    return loaded(tmp_path_factory.mktemp("llava-qwen"), LLAVA_QWEN, SIGLIP_PIXELS)
+def llava(llava_folder: Path) -> Seeing:
+    return loaded(llava_folder, LLAVA)
+
+
+@pytest.fixture(scope="module", params=["scaled", "padded"])
+def llava_qwen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Seeing:
+    pixels = SIGLIP_PIXELS if request.param == "scaled" else PADDED_PIXELS
+    folder = write_seeing(tmp_path_factory.mktemp("llava-qwen"), LLAVA_QWEN, pixels, ["<image>"])
+    return loaded(folder, LLAVA_QWEN)
 
 
 def test_it_sees_as_transformers_does(llava: Seeing) -> None:
-    check_answers(llava, TWO, [picture(90, 40), picture(33, 200, seed=1)])
+    answer = check_answers(llava, TWO, [picture(90, 40), picture(33, 200, seed=1)])
+    other = check_answers(llava, TWO, [picture(90, 40), picture(33, 200, seed=2)])
+    assert answer.logprobs[0] != other.logprobs[0]
     check_answers(llava, "<image>" * 2 + " ", [picture(56, 56), picture(1, 1)])
+
+
+def test_it_sees_as_transformers_does_in_bfloat16(llava_folder: Path, llava: Seeing) -> None:
+    rounded = replace(llava, engine=load(llava_folder, "bfloat16"))
+    check_answers(rounded, TWO, [picture(90, 40), picture(33, 200, seed=1)], LARGEST)
 
 
 def test_siglip_before_qwen_sees_as_transformers_does(llava_qwen: Seeing) -> None:
     check_answers(llava_qwen, TWO, [picture(90, 40), picture(33, 200, seed=1)])
+
+
+def test_equal_pictures_have_equal_tokens(llava: Seeing) -> None:
+    tokens, (part,) = llava.engine.see(picture(90, 40))
+    assert tokens == [tokens[0]] * 16 == llava.engine.see(picture(90, 40))[0]
+    assert tokens[0] < 0
+    assert (part.start, part.count, part.whole, part.advance) == (0, 16, False, None)
+    assert llava.engine.see(picture(90, 40, seed=1))[0] != tokens
+
+
+def test_strips_are_refused_by_size(llava: Seeing) -> None:
+    llava.engine.see(picture(1, 100))
+    strip = replace(picture(1, 101), param="messages[0].content[1].image_url.url")
+    with pytest.raises(EngineError, match="1 x 101 pixels is too narrow") as caught:
+        llava.engine.see(strip)
+    assert (caught.value.code, caught.value.param) == ("INVALID_REQUEST", strip.param)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pixels", "code", "message"),
+    [
+        ({"vision_config": LLAVA["vision_config"] | {"model_type": "vit"}}, {}, "UNSUPPORTED", "not with 'vit'"),
+        ({"model_type": "vipllava"}, {}, "UNSUPPORTED", "does not see with the architecture 'vipllava', only with"),
+        ({}, {"crop_size": {"height": 28, "width": 28}}, "MODEL_INVALID", "scales to 28 x 28 .* takes 56 x 56"),
+        ({}, {"image_processor_type": "OwnProcessor"}, "MODEL_INVALID", "image processor's settings in .* cannot"),
+    ],
+)
+def test_others_are_refused_by_name(
+    llava_folder: Path, tmp_path: Path, changes: dict[str, Any], pixels: dict[str, Any], code: str, message: str
+) -> None:
+    folder = write_variant(tmp_path / "other", llava_folder, LLAVA | changes)
+    write_json(folder / "preprocessor_config.json", CLIP_PIXELS | pixels)
+    with pytest.raises(EngineError, match=message) as caught:
+        load(folder)
+    assert caught.value.code == code
+
+
+def test_it_is_not_divided(llava_folder: Path) -> None:
+    with pytest.raises(EngineError, match="does not divide models that take pictures"):
+        load(llava_folder, tensor_parallel=2)
+
+
+def test_a_model_of_text_takes_no_pictures(tmp_path: Path) -> None:
+    engine = load(write_model(tmp_path / "text", SMOLLM2))
+    assert not engine.ready.sees
+    with pytest.raises(EngineError, match="the model takes no pictures"):
+        engine.see(picture(8, 8))

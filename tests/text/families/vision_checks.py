@@ -52,7 +52,9 @@ class Asked:
 
     def shift(self, position: int) -> int:
         """Returns by how much rotary embeddings count less at a position."""
-        return sum(part.count - part.advance for part in self.parts if part.advance is not None and part.end <= position)
+        return sum(
+            part.count - part.advance for part in self.parts if part.advance is not None and part.end <= position
+        )
 
 
 @dataclass

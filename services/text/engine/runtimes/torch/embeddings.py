@@ -12,8 +12,8 @@ class Embeddings:
     """The embeddings of successive tokens of a picture's part."""
 
     rows: Tensor  # [tokens, width]
-    places: Tensor | None = None  # int64 [3, tokens]: rotary positions from the part's first one; None: one after another
-    layers: Tensor | None = None  # [layers, tokens, width], added to the outputs of the first layers; None: nothing is
+    places: Tensor | None = None  # int64 [3, tokens]: rotary positions from the part's start; None: as in text
+    layers: Tensor | None = None  # [layers, tokens, width], to add to the outputs of the first layers
     first: int = 0  # number of the part's tokens before these
 
     def __len__(self) -> int:

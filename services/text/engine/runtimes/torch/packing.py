@@ -80,8 +80,12 @@ def make_batch(spans: Sequence[TokenSpan], rows: Tensor, copies: list[tuple[int,
     )
     if any(span.shift or span.embeddings is not None for span in spans):
         batch.shifts = [span.shift for span in sorted_spans]
-        batch.pictures = {number: span.embeddings for number, span in enumerate(sorted_spans) if span.embeddings is not None}
-        batch.whole = frozenset(number for number in batch.pictures if (part := sorted_spans[number].part) and part.whole)
+        for number, span in enumerate(sorted_spans):
+            if span.embeddings is not None:
+                batch.pictures[number] = span.embeddings
+        batch.whole = frozenset(
+            number for number in batch.pictures if (part := sorted_spans[number].part) is not None and part.whole
+        )
     return batch, [number for number in order if spans[number].rows]
 
 

@@ -1,9 +1,8 @@
 """Pictures for models that see: scaling to what the model takes, and encoding into embeddings.
 
-transformers' own image processors, in their Pillow version, scale, cut and pad. What they give stays in bytes as long as
-a request waits; brightness is normalised when the picture is encoded, with their numbers. A family of models is a class
-here or in its own module: it says into which parts a picture is cut, which tokens stand around them, and how the
-definition encodes a part.
+transformers' own image processors, in their Pillow version, scale, cut and pad. Their result stays in bytes while a
+request waits; encoding a part first normalises it with their numbers. A class for each family of models defines the
+parts of a picture, the tokens around them, and the call of the definition that encodes a part.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, PreTrainedConfig
 from transformers.image_processing_backends import PilBackend
 
 from services.text.engine.messages import Pixels
@@ -25,6 +24,7 @@ from services.text.engine.runtimes.torch.embeddings import Embeddings
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary
 from services.worker.messages import EngineError, error_line
 
+LONGEST_PADDED = 4096  # pixels of a side: longer pictures are scaled down before they are padded to a square
 MOST_STRETCH = 100  # of the longer side to the shorter one; scaling a longer strip takes much memory
 
 
@@ -50,6 +50,10 @@ class Vision:
         self._processor = _processor(folder)
         self._device = model.device
 
+    @classmethod
+    def check(cls, config: PreTrainedConfig) -> None:
+        """Raises EngineError UNSUPPORTED for a configuration that the family's class does not support."""
+
     def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
         """Returns the tokens that stand for a picture in a prompt, and its parts. Thread-safe.
 
@@ -57,7 +61,9 @@ class Vision:
         """
         width, height = pixels.width, pixels.height
         if max(width, height) > MOST_STRETCH * min(width, height):
-            message = f"the picture of {width} x {height} pixels is too narrow: one side is over {MOST_STRETCH} times the other"
+            message = (
+                f"the picture of {width} x {height} pixels is too narrow: a side is {MOST_STRETCH} times the other"
+            )
             raise EngineError("INVALID_REQUEST", message, pixels.param)
         image = Image.frombytes("RGB", (width, height), pixels.pixels)
         try:
@@ -121,21 +127,27 @@ class Llava(Vision):
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
         super().__init__(folder, model, vocabulary)
         config = model.config
-        kind, size = config.vision_config.model_type, config.vision_config.image_size
+        self._size = config.vision_config.image_size
+        patches = (self._size // config.vision_config.patch_size) ** 2
+        dropped = config.vision_feature_select_strategy == "default"
+        self._count = patches + _TOWERS[config.vision_config.model_type] - dropped
+
+    @classmethod
+    def check(cls, config: PreTrainedConfig) -> None:
+        """Raises EngineError UNSUPPORTED for an encoder of another kind."""
+        kind = config.vision_config.model_type
         if kind not in _TOWERS:
             known = " and ".join(sorted(_TOWERS))
             raise EngineError("UNSUPPORTED", f"the runtime torch sees with {known}, not with {kind!r} (vision_config)")
-        self._size = size
-        patches = (size // config.vision_config.patch_size) ** 2
-        dropped = config.vision_feature_select_strategy == "default"
-        self._count = patches + _TOWERS[kind] - dropped
 
     def _pieces(self, image: Image.Image, detail: str) -> Iterator[View | str]:
+        if getattr(self._processor, "do_pad", False):
+            image.thumbnail((LONGEST_PADDED, LONGEST_PADDED))
         pixels = self._processed(image)["pixel_values"]
         if tuple(pixels.shape) != (1, 3, self._size, self._size):
             height, width = pixels.shape[-2:]
-            message = f"the image processor scales to {width} x {height} pixels, but the encoder takes {self._size} x {self._size}"
-            raise EngineError("MODEL_INVALID", message)
+            message = f"the image processor scales to {width} x {height} pixels, but the encoder takes"
+            raise EngineError("MODEL_INVALID", f"{message} {self._size} x {self._size}")
         yield View(pixels, self._count)
 
     def _encode(self, pixels: Tensor, view: View) -> Embeddings:
@@ -149,12 +161,14 @@ FAMILIES: dict[str, type[Vision]] = {"llava": Llava}
 """The families by model_type."""
 
 
-def check_family(kind: str) -> None:
-    """Raises EngineError UNSUPPORTED for an architecture that this runtime does not see with."""
+def check_family(config: PreTrainedConfig) -> None:
+    """Raises EngineError UNSUPPORTED for a model that this runtime does not see with."""
+    kind = config.model_type
     if kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         message = f"the runtime torch does not see with the architecture {kind!r}, only with {known}"
         raise EngineError("UNSUPPORTED", message)
+    FAMILIES[kind].check(config)
 
 
 def vision_of(folder: Path, model: Any, vocabulary: TokenVocabulary) -> Vision | None:

@@ -82,7 +82,7 @@ def _check_architecture(config: PreTrainedConfig, kind: str) -> None:
     if sees(config):
         from services.text.engine.runtimes.torch.vision import check_family  # noqa: PLC0415 (needs Pillow)
 
-        check_family(kind)
+        check_family(config)
     definitions: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees(config) else MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in definitions or config.is_encoder_decoder:
         raise EngineError("UNSUPPORTED", f"the architecture {kind!r} generates no text")
