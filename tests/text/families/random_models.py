@@ -33,6 +33,12 @@ PUBLISHED_PREFIXES = {
         r"^model\.vision_tower": "vision_tower.vision_model",
         r"^model\.multi_modal_projector": "multi_modal_projector",
     },
+    "gemma3": {
+        r"^model\.language_model": "language_model.model",
+        r"^model\.vision_tower": "vision_tower.vision_model",
+        r"^model\.multi_modal_projector": "multi_modal_projector",
+    },
+    "qwen2_5_vl": {r"^model\.visual": "visual", r"^model\.language_model": "model"},
 }
 GAIN = 1.2  # of a matrix, relative to one that keeps the scale of its input
 # From normally distributed numbers: A from 1 to 16, dt from 0.001 to 0.1 where a token adds nothing to it.

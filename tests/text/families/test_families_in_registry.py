@@ -14,7 +14,7 @@ from services.models.wire import desired_message, model_message, read_desired
 from tests.catalog.desired_model import ARTIFACT, desired
 from tests.late import late
 
-vision = late("services.text.engine.runtimes.torch.vision")
+vision_families = late("services.text.engine.runtimes.torch.vision_families")
 modeling_auto = late("transformers.models.auto.modeling_auto")
 
 (TORCH,) = [runtime for runtime in RUNTIMES if runtime.name == "torch"]
@@ -66,7 +66,7 @@ def test_transformers_has_every_architecture_of_the_table(architecture: str) -> 
 
 
 def test_torch_sees_with_the_architectures_of_the_table() -> None:
-    assert set(vision.FAMILIES) == TORCH.architectures["vision"]
+    assert set(vision_families.FAMILIES) == TORCH.architectures["vision"]
     assert resolved(architecture="llava", capabilities=SEES) == "torch"
 
 
@@ -76,7 +76,9 @@ def test_others_do_not_see(architecture: str) -> None:
     assert f"architecture {architecture!r} is not supported by torch" in message
 
 
-@pytest.mark.parametrize("architecture", ["gpt-oss", "qwen2_vl", "mllama", "gemma3", "mamba", "t5", "bert", "nonsense"])
+@pytest.mark.parametrize(
+    "architecture", ["gpt-oss", "qwen2_vl", "mllama", "gemma3n", "mamba", "t5", "bert", "nonsense"]
+)
 def test_others_are_unsupported_by_name(architecture: str) -> None:
     assert f"architecture {architecture!r} is not supported by torch" in refusal(architecture=architecture)
 

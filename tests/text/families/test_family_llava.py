@@ -10,18 +10,11 @@ import pytest
 
 from services.worker.messages import EngineError
 from tests.late import late
-from tests.text.families.family_checks import LARGEST
-from tests.text.families.published_configs import (
-    CLIP_PIXELS,
-    LLAVA,
-    LLAVA_QWEN,
-    PADDED_PIXELS,
-    SIGLIP_PIXELS,
-    SMOLLM2,
-)
+from tests.text.families.published_configs import SMOLLM2
+from tests.text.families.published_vision_configs import CLIP_PIXELS, LLAVA, LLAVA_QWEN, PADDED_PIXELS, SIGLIP_PIXELS
 from tests.text.families.random_models import write_json, write_model, write_variant
 from tests.text.families.torch_session import load
-from tests.text.families.vision_checks import Seeing, check_answers, picture, seeing, write_seeing
+from tests.text.families.vision_checks import Seeing, check_answers, check_bfloat16, picture, seeing, write_seeing
 
 transformers = late("transformers")
 
@@ -64,8 +57,7 @@ def test_it_sees_as_transformers_does(llava: Seeing) -> None:
 
 
 def test_it_sees_as_transformers_does_in_bfloat16(llava_folder: Path, llava: Seeing) -> None:
-    rounded = replace(llava, engine=load(llava_folder, "bfloat16"))
-    check_answers(rounded, TWO, [picture(90, 40), picture(33, 200, seed=1)], LARGEST)
+    check_bfloat16(llava, llava_folder, TWO, [(90, 40), (33, 200)])
 
 
 def test_siglip_before_qwen_sees_as_transformers_does(llava_qwen: Seeing) -> None:

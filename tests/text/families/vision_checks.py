@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from services.text.engine.messages import Pixels
 from services.text.engine.runtime import PicturePart, TokenSpan
 from services.text.engine.sampling import SamplingParams
 from tests.late import late
-from tests.text.families.family_checks import EXACT
+from tests.text.families.family_checks import EXACT, WORSE
 from tests.text.families.parity import Generated
 from tests.text.families.published_configs import VOCABULARY
 from tests.text.families.random_models import write_json, write_model
@@ -79,7 +79,7 @@ class Seeing:
             parts += found
             tokens += own + self.engine.tokenize(other)[begun:]
         images = [image.frombytes("RGB", (one.width, one.height), one.pixels) for one in pictures]
-        inputs = self.processor(text=[text], images=images, return_tensors="pt")
+        inputs = self.processor(text=[text], images=images or None, return_tensors="pt")
         return Asked(tokens, parts, dict(inputs))
 
     def answer(self, asked: Asked, chunk: int = 24, sequence: int = 0) -> Generated:
@@ -121,6 +121,29 @@ class Seeing:
         return logits.float().log_softmax(-1)
 
 
+class GridProcessor:
+    """Does what the processors of Qwen-VL and GLM-4V do, which cannot be made without torchvision, with their parts."""
+
+    def __init__(self, pixels: Any, words: Any) -> None:
+        self._pixels = pixels
+        self._words = words
+
+    def __call__(self, text: list[str], images: list[Any] | None, return_tensors: str) -> dict[str, Any]:
+        """Returns the input of a definition: the placeholder's middle token once for each four patches."""
+        seen = dict(self._pixels(images=images, return_tensors=return_tensors)) if images else {}
+        last = VOCABULARY - 1
+        ids: list[int] = []
+        grids = iter(seen["image_grid_thw"].tolist() if images else [])
+        for token in self._words(text[0])["input_ids"]:
+            if token == last:
+                _, rows, columns = next(grids)
+                ids += [token] * (rows * columns // 4)
+            else:
+                ids.append(token)
+        found = torch.tensor([ids])
+        return seen | {"input_ids": found, "mm_token_type_ids": (found == last).long()}
+
+
 def _next_span(asked: Asked, tokens: Sequence[int], done: int, chunk: int) -> TokenSpan:
     """Returns the next tokens to compute, which are of one picture part or of none."""
     end = min(len(tokens), done + chunk)
@@ -145,17 +168,41 @@ def seeing(folder: Path, processor: Any, placeholder: str, dtype: str = "float32
     return Seeing(engine, model, processor, placeholder)
 
 
-def check_answers(seen: Seeing, text: str, pictures: Sequence[Pixels], tolerance: float = EXACT) -> Generated:
+def check_answers(seen: Seeing, text: str, pictures: Sequence[Pixels]) -> Generated:
     """Checks the tokens of a prompt, and that the answer's log-probabilities are transformers' own."""
     asked = seen.ask(text, pictures)
     given = asked.inputs["input_ids"][0].tolist()
     assert len(asked.tokens) == len(given)
     assert all(ours in (theirs, *_placed(ours)) for ours, theirs in zip(asked.tokens, given, strict=True))
     generated = seen.answer(asked)
-    expected = seen.expected(asked, generated.tokens)
-    found = torch.tensor([[row[token] for token in range(VOCABULARY)] for row in generated.logprobs])
-    assert float((expected - found).abs().max()) <= tolerance
+    assert float((seen.expected(asked, generated.tokens) - _rows(generated)).abs().max()) <= EXACT
     return generated
+
+
+def check_bfloat16(seen: Seeing, folder: Path, text: str, sizes: Sequence[tuple[int, int]]) -> None:
+    """Checks that the log-probabilities in bfloat16 are as close to float32 as transformers' own in bfloat16."""
+    engine = load(folder, "bfloat16", context_tokens=CONTEXT, kv_tokens=2 * CONTEXT)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="eager"
+    )
+    rounded = replace(seen, engine=engine, model=model)
+    ours, theirs = 0.0, 0.0
+    for seed in range(3):
+        asked = rounded.ask(text, [picture(*size, seed=10 * seed + place) for place, size in enumerate(sizes)])
+        generated = rounded.answer(asked)
+        exact = seen.expected(asked, generated.tokens)
+        ours += _typical(exact - _rows(generated))
+        theirs += _typical(exact - rounded.expected(asked, generated.tokens))
+    assert ours <= WORSE * theirs, (ours, theirs)
+
+
+def _rows(generated: Generated) -> Any:
+    """Returns an answer's log-probabilities [tokens, vocabulary]."""
+    return torch.tensor([[row[token] for token in range(VOCABULARY)] for row in generated.logprobs])
+
+
+def _typical(off: Any) -> float:
+    return float(off.pow(2).mean().sqrt())
 
 
 def _placed(token: int) -> tuple[int, ...]:

@@ -168,7 +168,7 @@ class Chunk:
     tokens: int
     sequence: int
     pages: Tensor  # [1, pages]
-    whole: bool = False  # whether its tokens see each other, regardless of windows
+    whole: bool = False  # whether its tokens see each other
     gathers: dict[int, Gather] = field(default_factory=dict)
 
     def gather(self, window: int) -> Gather:
@@ -332,10 +332,8 @@ def _chunk(rows: Tensor, layer: Tensor, chunk: Chunk, shape: _Shape) -> Tensor:
     if mask is None:
         at = gather.first + torch.arange(keys.shape[2], device=rows.device)
         position = torch.arange(chunk.start, chunk.start + chunk.tokens, device=rows.device)[:, None]
-        mask = _mask(at[None], position, shape.window, rows.dtype)
-        if chunk.whole:
-            mask.masked_fill_((at >= chunk.start) & (at < chunk.start + chunk.tokens), 0)
-        gather.masks[shape.window, sinks] = mask
+        last = position[-1:] if chunk.whole else position
+        mask = gather.masks[shape.window, sinks] = _mask(at[None], position, shape.window, rows.dtype, last)
     if shape.sinks is not None:
         mask = _with_sinks(mask, shape.sinks.view(shape.keys, shape.group, 1))
     query = rows.view(rows.shape[0], shape.keys, shape.group, rows.shape[2]).permute(1, 2, 0, 3)
@@ -343,11 +341,14 @@ def _chunk(rows: Tensor, layer: Tensor, chunk: Chunk, shape: _Shape) -> Tensor:
     return _attention(query, keys, values, mask, shape).permute(2, 0, 1, 3).reshape(rows.shape)
 
 
-def _mask(at: Tensor, position: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """Returns 0 where a token at `position` [tokens, 1] sees the cell at `at` [.., cells], else minus infinity."""
-    seen = at <= position
+def _mask(at: Tensor, position: Tensor, window: int, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+    """Returns 0 where a token at `position` [tokens, 1] sees the cell at `at` [.., cells], else minus infinity.
+
+    `last` [tokens or 1, 1] is the last position that it sees; None: its own.
+    """
+    seen = at <= (position if last is None else last)
     if window:
-        seen &= at > position - window
+        seen = seen & (at > position - window)
     return torch.zeros(seen.shape, dtype=dtype, device=at.device).masked_fill_(~seen, -math.inf)
 
 

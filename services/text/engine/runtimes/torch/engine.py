@@ -236,7 +236,7 @@ class SafetensorsEngine(VocabularySpeaker):
         """Returns how the model sees; None for a model of text. Raises EngineError MODEL_INVALID."""
         if not sees(config):
             return None
-        from services.text.engine.runtimes.torch.vision import vision_of  # noqa: PLC0415 (needs Pillow)
+        from services.text.engine.runtimes.torch.vision_families import vision_of  # noqa: PLC0415 (needs Pillow)
 
         return vision_of(folder, self.executor.model, self._vocabulary)
 

@@ -24,7 +24,6 @@ from services.text.engine.runtimes.torch.embeddings import Embeddings
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary
 from services.worker.messages import EngineError, error_line
 
-LONGEST_PADDED = 4096  # pixels of a side: longer pictures are scaled down before they are padded to a square
 MOST_STRETCH = 100  # of the longer side to the shorter one; scaling a longer strip takes much memory
 
 
@@ -34,7 +33,11 @@ class View:
 
     pixels: Tensor  # uint8, as the image processor lays it out
     count: int  # tokens
-    grid: tuple[int, int] | None = None  # rows and columns of tokens; None: their places do not matter
+    grid: tuple[int, int] | None = None  # rows and columns of tokens with rotary positions of their own
+
+
+Pieces = Iterator[View | str | int]
+"""The parts of a picture, and the tokens around them: one token, or a text."""
 
 
 class Vision:
@@ -71,13 +74,16 @@ class Vision:
         except ValueError as error:
             message = f"the picture of {width} x {height} pixels cannot be scaled for the model: {error_line(error)}"
             raise EngineError("INVALID_REQUEST", message, pixels.param) from error
-        digest, tokens, parts = pixels.digest, [], []  # type: ignore[var-annotated]
+        digest = pixels.digest
+        tokens: list[int] = []
+        parts: list[PicturePart] = []
         for piece in pieces:
             if isinstance(piece, View):
-                parts.append(PicturePart(len(tokens), piece.count, piece, whole=self.whole))
+                advance = max(piece.grid) if piece.grid else None
+                parts.append(PicturePart(len(tokens), piece.count, piece, whole=self.whole, advance=advance))
                 tokens += [picture_token(digest, len(parts) - 1)] * piece.count
             else:
-                tokens += self._vocabulary.plain(piece)
+                tokens += [piece] if isinstance(piece, int) else self._vocabulary.plain(piece)
         return tokens, parts
 
     @torch.inference_mode()
@@ -85,7 +91,7 @@ class Vision:
         """Computes the embeddings of a part."""
         return self._encode(self._normalised(view.pixels), view)
 
-    def _pieces(self, image: Image.Image, detail: str) -> Iterator[View | str]:
+    def _pieces(self, image: Image.Image, detail: str) -> Pieces:
         """Cuts a picture into parts and the texts of the tokens around them."""
         raise NotImplementedError
 
@@ -98,15 +104,19 @@ class Vision:
         processor: Any = self._processor
         return processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="pt", **options)
 
-    def _normalised(self, pixels: Tensor, channels: int = -3) -> Tensor:
-        """Returns bytes as normalised float32, exactly as the image processor computes them.
+    @staticmethod
+    def _check_size(pixels: Tensor, size: int) -> None:
+        """Raises EngineError MODEL_INVALID if pictures [.., height, width] do not have the encoder's size."""
+        height, width = pixels.shape[-2:]
+        if (height, width) != (size, size):
+            message = f"the image processor scales to {width} x {height} pixels, but the encoder takes {size} x {size}"
+            raise EngineError("MODEL_INVALID", message)
 
-        `channels` is the dimension of the colours.
-        """
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        """Returns bytes [pictures, colours, ..] as normalised float32, exactly as the image processor computes them."""
         processor: Any = self._processor
         found = pixels.to(self._device)
-        shape = [1] * found.ndim
-        shape[channels] = -1
+        shape = (-1, *[1] * (found.ndim - 2))
         scaled = found.float()
         if processor.do_rescale:
             # Metal has no 64-bit floats.
@@ -119,65 +129,6 @@ class Vision:
             )
             scaled = (scaled - mean) / deviation
         return scaled
-
-
-class Llava(Vision):
-    """LLaVA: one view, whose patches are the tokens."""
-
-    def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
-        super().__init__(folder, model, vocabulary)
-        config = model.config
-        self._size = config.vision_config.image_size
-        patches = (self._size // config.vision_config.patch_size) ** 2
-        dropped = config.vision_feature_select_strategy == "default"
-        self._count = patches + _TOWERS[config.vision_config.model_type] - dropped
-
-    @classmethod
-    def check(cls, config: PreTrainedConfig) -> None:
-        """Raises EngineError UNSUPPORTED for an encoder of another kind."""
-        kind = config.vision_config.model_type
-        if kind not in _TOWERS:
-            known = " and ".join(sorted(_TOWERS))
-            raise EngineError("UNSUPPORTED", f"the runtime torch sees with {known}, not with {kind!r} (vision_config)")
-
-    def _pieces(self, image: Image.Image, detail: str) -> Iterator[View | str]:
-        if getattr(self._processor, "do_pad", False):
-            image.thumbnail((LONGEST_PADDED, LONGEST_PADDED))
-        pixels = self._processed(image)["pixel_values"]
-        if tuple(pixels.shape) != (1, 3, self._size, self._size):
-            height, width = pixels.shape[-2:]
-            message = f"the image processor scales to {width} x {height} pixels, but the encoder takes"
-            raise EngineError("MODEL_INVALID", f"{message} {self._size} x {self._size}")
-        yield View(pixels, self._count)
-
-    def _encode(self, pixels: Tensor, view: View) -> Embeddings:
-        return Embeddings(self._model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output[0])
-
-
-# model_type of LLaVA's encoders: the number of tokens before those of the patches.
-_TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-
-FAMILIES: dict[str, type[Vision]] = {"llava": Llava}
-"""The families by model_type."""
-
-
-def check_family(config: PreTrainedConfig) -> None:
-    """Raises EngineError UNSUPPORTED for a model that this runtime does not see with."""
-    kind = config.model_type
-    if kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        message = f"the runtime torch does not see with the architecture {kind!r}, only with {known}"
-        raise EngineError("UNSUPPORTED", message)
-    FAMILIES[kind].check(config)
-
-
-def vision_of(folder: Path, model: Any, vocabulary: TokenVocabulary) -> Vision | None:
-    """Returns how a loaded model sees; None for a model of text.
-
-    Raises EngineError MODEL_INVALID or UNSUPPORTED, with the cause named.
-    """
-    family = FAMILIES.get(model.config.model_type)
-    return family(folder, model, vocabulary) if family else None
 
 
 def _processor(folder: Path) -> PilBackend:

@@ -80,7 +80,7 @@ def sees(config: PreTrainedConfig) -> bool:
 
 def _check_architecture(config: PreTrainedConfig, kind: str) -> None:
     if sees(config):
-        from services.text.engine.runtimes.torch.vision import check_family  # noqa: PLC0415 (needs Pillow)
+        from services.text.engine.runtimes.torch.vision_families import check_family  # noqa: PLC0415 (needs Pillow)
 
         check_family(config)
     definitions: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees(config) else MODEL_FOR_CAUSAL_LM_MAPPING
