@@ -14,7 +14,15 @@ from tests.text.families.published_configs import SMOLLM2
 from tests.text.families.published_vision_configs import CLIP_PIXELS, LLAVA, LLAVA_QWEN, PADDED_PIXELS, SIGLIP_PIXELS
 from tests.text.families.random_models import write_json, write_model, write_variant
 from tests.text.families.torch_session import load
-from tests.text.families.vision_checks import Seeing, check_answers, check_bfloat16, picture, seeing, write_seeing
+from tests.text.families.vision_checks import (
+    Seeing,
+    check_answers,
+    check_bfloat16,
+    picture,
+    pil_processor,
+    seeing,
+    write_seeing,
+)
 
 transformers = late("transformers")
 
@@ -23,7 +31,7 @@ TWO = "user: <image>\nand <image> differ in "
 
 def loaded(folder: Path, config: dict[str, Any]) -> Seeing:
     processor = transformers.LlavaProcessor(
-        transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        pil_processor(folder),
         transformers.PreTrainedTokenizerFast.from_pretrained(folder),
         patch_size=config["vision_config"]["patch_size"],
         vision_feature_select_strategy=config["vision_feature_select_strategy"],
@@ -86,7 +94,13 @@ def test_strips_are_refused_by_size(llava: Seeing) -> None:
         ({"vision_config": LLAVA["vision_config"] | {"model_type": "vit"}}, {}, "UNSUPPORTED", "not with 'vit'"),
         ({"model_type": "vipllava"}, {}, "UNSUPPORTED", "does not see with the architecture 'vipllava', only with"),
         ({}, {"crop_size": {"height": 28, "width": 28}}, "MODEL_INVALID", "scales to 28 x 28 .* takes 56 x 56"),
-        ({}, {"image_processor_type": "OwnProcessor"}, "MODEL_INVALID", "image processor's settings in .* cannot"),
+        (
+            {},
+            {"image_processor_type": "OwnProcessor"},
+            "UNSUPPORTED",
+            "does not know the image processor 'OwnProcessor'",
+        ),
+        ({}, {"size": "large"}, "MODEL_INVALID", "image processor's settings in .* cannot be read"),
     ],
 )
 def test_others_are_refused_by_name(

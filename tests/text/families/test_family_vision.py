@@ -31,7 +31,10 @@ from tests.text.families.vision_checks import (
     GridProcessor,
     check_answers,
     check_bfloat16,
+    check_crowd,
+    check_fixed_steps,
     picture,
+    pil_processor,
     seeing,
     write_seeing,
 )
@@ -55,7 +58,7 @@ def _grid(folder: Path) -> Any:
 
 
 def _pixels(folder: Path) -> Any:
-    return transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return pil_processor(folder)
 
 
 def _words(folder: Path, **options: Any) -> Any:
@@ -96,4 +99,6 @@ def test_it_sees_as_transformers_does(name: str, tmp_path: Path) -> None:
     other = check_answers(seen, text, [pictures[0], picture(60, 200, seed=2)])
     assert answer.logprobs[0] != other.logprobs[0]
     check_answers(seen, "only text, without a picture, ", [])
+    check_crowd(seen, [(300, 130), (60, 200)])
+    check_fixed_steps(seen, text, pictures)
     check_bfloat16(seen, folder, text, [(300, 130), (60, 200)])

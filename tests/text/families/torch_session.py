@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import Counters, EngineOptions, Piece, Stepped
 from services.text.engine.request_loop import BatchLimits
+from services.text.engine.runtime import PicturePart
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
 from services.worker.messages import Cancel, RequestRefused
@@ -86,11 +87,22 @@ class TorchSession:
         self.counters: Counters | None = None
         self.together = 0  # maximum number of requests in one step
 
-    def ask(self, request: int, prompt: Tokens[int], *, client: str = "a", **params: Any) -> None:
+    def ask(
+        self,
+        request: int,
+        prompt: Tokens[int],
+        pictures: Tokens[PicturePart] = (),
+        *,
+        client: str = "a",
+        **params: Any,
+    ) -> None:
         """Sends a request; by default greedy, up to the token limit, with all log-probabilities."""
         sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True} | params))
         self.answers[request] = Answer()
-        self.inbox.put(Sequence(request, client, list(prompt), sampling, None, VOCABULARY, special=True))
+        parts = [replace(part, embeddings=None) for part in pictures]
+        self.inbox.put(
+            Sequence(request, client, list(prompt), sampling, None, VOCABULARY, special=True, pictures=parts)
+        )
 
     def ask_text(self, request: int, prompt: str, grammar: str = "", **params: Any) -> None:
         """Sends a prompt as the service does, and requests the text of control tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.text.families.family_checks import EXACT, WORSE
 from tests.text.families.parity import Generated
 from tests.text.families.published_configs import VOCABULARY
 from tests.text.families.random_models import write_json, write_model
-from tests.text.families.torch_session import load
+from tests.text.families.torch_session import TorchSession, load
 
 image = late("PIL.Image")
 numpy = late("numpy")
@@ -32,6 +33,12 @@ def write_seeing(folder: Path, config: Mapping[str, Any], pixels: Mapping[str, A
     write_model(folder, config, words=words)
     write_json(folder / "preprocessor_config.json", pixels)
     return folder
+
+
+def pil_processor(folder: Path) -> Any:
+    """Returns transformers' image processor of a model, in the version without torchvision."""
+    name = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"].removesuffix("Fast")
+    return getattr(transformers, f"{name}Pil").from_pretrained(folder)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Pixels:
@@ -194,6 +201,53 @@ def check_bfloat16(seen: Seeing, folder: Path, text: str, sizes: Sequence[tuple[
         ours += _typical(exact - _rows(generated))
         theirs += _typical(exact - rounded.expected(asked, generated.tokens))
     assert ours <= WORSE * theirs, (ours, theirs)
+
+
+def check_crowd(seen: Seeing, sizes: Sequence[tuple[int, int]]) -> None:
+    """Checks that requests with pictures in a shared batch answer as each does alone, with a cache that is too small.
+
+    Equal pictures after equal texts are computed once.
+    """
+    one, two = (picture(*size, seed=place) for place, size in enumerate(sizes))
+    mark = seen.placeholder
+    asked = {
+        1: seen.ask(f"common text {mark} and a question", [one]),
+        2: seen.ask(f"common text {mark} and another, longer question", [one]),
+        3: seen.ask(f"{mark} or {mark}: which is it, {mark}? ", [two, one, two]),
+        4: seen.ask("no picture at all, but text", []),
+        5: seen.ask(f"common text {mark} and another, longer question", [two]),
+    }
+    encoded: list[int] = []
+    encode = seen.engine.encode
+    session = TorchSession(seen.engine)
+    seen.engine.encode = lambda part: (encoded.append(part.count), encode(part))[1]
+    try:
+        for number, each in asked.items():
+            session.ask(number, each.tokens, each.parts, max_tokens=TOKENS)
+            session.turn(2)
+        session.finish(*asked)
+        before = len(encoded)
+        session.ask(6, asked[2].tokens, asked[2].parts, max_tokens=TOKENS)
+        session.finish(6)
+        assert len(encoded) == before, "its pictures are in the prefix cache"
+        assert session.answers[6].cached >= asked[2].parts[-1].end
+    finally:
+        seen.engine.encode = encode
+    for number, each in (asked | {6: asked[2]}).items():
+        generated = session.generated(number)
+        assert float((seen.expected(each, generated.tokens) - _rows(generated)).abs().max()) <= EXACT, number
+    assert session.counters is not None
+    assert (session.counters.running, session.counters.active_cells) == (0, 0)
+
+
+def check_fixed_steps(seen: Seeing, text: str, pictures: Sequence[Pixels]) -> None:
+    """Checks that padded decoding steps, which a GPU records as graphs, answer the same."""
+    asked = seen.ask(text, pictures)
+    expected = seen.answer(asked)
+    seen.engine.executor.use_fixed_steps(4, record=False)
+    found = seen.answer(asked)
+    assert found.tokens == expected.tokens
+    assert float((_rows(found) - _rows(expected)).abs().max()) <= EXACT
 
 
 def _rows(generated: Generated) -> Any:

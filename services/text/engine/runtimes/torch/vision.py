@@ -7,7 +7,8 @@ parts of a picture, the tokens around them, and the call of the definition that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,15 +16,16 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.image_processing_backends import PilBackend
 
 from services.text.engine.messages import Pixels
 from services.text.engine.runtime import PicturePart, picture_token
 from services.text.engine.runtimes.torch.embeddings import Embeddings
-from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary
+from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, read_json
 from services.worker.messages import EngineError, error_line
 
+_NO_SETTINGS = frozenset({"image_processor_type", "processor_class", "auto_map"})
 MOST_STRETCH = 100  # of the longer side to the shorter one; scaling a longer strip takes much memory
 
 
@@ -44,13 +46,14 @@ class Vision:
     """How a family of models sees: the base of the families' classes."""
 
     whole: ClassVar[bool] = False  # whether a token of a part sees all others of the part
+    processors: ClassVar[Mapping[str, str]]  # image processors of transformers by name, with their module; first: usual
     margins: ClassVar[tuple[str, str]] = ("", "")  # texts before and after a picture, part of the prompt's text
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
         """Raises EngineError MODEL_INVALID if the image processor's settings do not fit the model."""
         self._model = model.model
         self._vocabulary = vocabulary
-        self._processor = _processor(folder)
+        self._processor = _processor(folder, self.processors)
         self._device = model.device
 
     @classmethod
@@ -131,14 +134,24 @@ class Vision:
         return scaled
 
 
-def _processor(folder: Path) -> PilBackend:
-    """Reads the settings of the image processor. Raises EngineError MODEL_INVALID."""
-    auto: Any = AutoImageProcessor
+def _processor(folder: Path, known: Mapping[str, str]) -> PilBackend:
+    """Creates the image processor with the model's settings.
+
+    transformers' AutoImageProcessor wants torchvision in some releases. Raises EngineError MODEL_INVALID, UNSUPPORTED.
+    """
+    settings: Any = read_json(folder / "preprocessor_config.json", optional=True)
+    settings = settings or read_json(folder / "processor_config.json", optional=True).get("image_processor")
+    if not isinstance(settings, dict):
+        message = f"{folder} has no settings of an image processor (preprocessor_config.json or processor_config.json)"
+        raise EngineError("MODEL_INVALID", message)
+    name = str(settings.get("image_processor_type", next(iter(known)))).removesuffix("Fast")
+    if name not in known:
+        message = f"the runtime torch does not know the image processor {name!r} (image_processor_type)"
+        raise EngineError("UNSUPPORTED", message)
+    module = importlib.import_module(f"transformers.models.{known[name]}.image_processing_pil_{known[name]}")
+    kind: type[PilBackend] = getattr(module, f"{name}Pil")
     try:
-        processor = auto.from_pretrained(folder, backend="pil", local_files_only=True, trust_remote_code=False)
+        return kind(**{key: value for key, value in settings.items() if key not in _NO_SETTINGS})
     except Exception as error:  # wrong values raise various types
         message = f"the image processor's settings in {folder} cannot be read: {error_line(error)}"
         raise EngineError("MODEL_INVALID", message) from error
-    if not isinstance(processor, PilBackend):
-        raise EngineError("MODEL_INVALID", f"{folder} has no image processor but a {type(processor).__name__}")
-    return processor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -22,6 +22,12 @@ _TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 
 class Llava(Vision):
     """LLaVA: one view, whose patches are the tokens."""
+
+    processors: ClassVar = {
+        "CLIPImageProcessor": "clip",
+        "LlavaImageProcessor": "llava",
+        "SiglipImageProcessor": "siglip",
+    }
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
         super().__init__(folder, model, vocabulary)
@@ -53,6 +59,8 @@ class Llava(Vision):
 class Idefics3(Vision):
     """Idefics3 and SmolVLM: tiles of the picture, row by row, then the picture as a whole; or only that."""
 
+    processors: ClassVar = {"Idefics3ImageProcessor": "idefics3", "SmolVLMImageProcessor": "smolvlm"}
+
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
         super().__init__(folder, model, vocabulary)
         self._size = model.config.vision_config.image_size
@@ -79,6 +87,7 @@ class Idefics3(Vision):
 class Gemma3(Vision):
     """Gemma 3: one view, whose tokens see each other."""
 
+    processors: ClassVar = {"Gemma3ImageProcessor": "gemma3"}
     whole = True
     margins = ("\n\n", "\n\n")
 
@@ -103,6 +112,7 @@ class QwenVL(Vision):
     Qwen3-VL also adds features of inner layers of the encoder to the first layers of the text model.
     """
 
+    processors: ClassVar = {"Qwen2VLImageProcessor": "qwen2_vl"}
     edges = ("vision_start_token_id", "vision_end_token_id")  # fields of config.json: tokens around a picture
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
@@ -133,13 +143,15 @@ class QwenVL(Vision):
         return Embeddings(
             found.pooler_output[0],
             torch.stack([torch.zeros_like(row), row, column]).view(3, -1),
-            torch.stack([layer[0] for layer in deep]) if deep else None,
+            # transformers 5.17 gives a tensor for each layer, later releases one for each picture of a layer.
+            torch.stack([layer if isinstance(layer, Tensor) else layer[0] for layer in deep]) if deep else None,
         )
 
 
 class Glm4v(QwenVL):
     """GLM-4V: as Qwen2.5-VL, between other tokens."""
 
+    processors: ClassVar = {"Glm4vImageProcessor": "glm4v"}
     edges = ("image_start_token_id", "image_end_token_id")
 
 
