@@ -13,6 +13,7 @@
                          + 800 x vocabulary + 32 MiB (allocator, kernels)
     the same, pictures   + patches x dtype x (10 width + 3 inner) of the encoder + pixels x 51
                          + (the smaller of sequences x patches and cells) x dtype x width for embeddings that wait
+                         + sequences x pixels x 3 for scaled pictures that wait, at most MOST_PICTURE_BYTES
     vllm, chat           as torch, chat, with vLLM's page size, and of scored prompts the larger of 12 x sequences and
                          4 x its own number of scored tokens, + 128 MiB if it compiles the model
     torch, gpt-oss, GPU  as torch, chat, with the packed size of the weights where the GPU computes with it
@@ -56,7 +57,7 @@ from services.text.engine.kv_cells import (
     stream_count,
 )
 from services.text.engine.messages import EngineOptions
-from services.text.engine.runtime import kept_states
+from services.text.engine.runtime import MOST_PICTURE_BYTES, kept_states
 from services.text.engine.runtimes.vllm.arguments import MOST_SCORED_TOKENS, cache_blocks
 from services.text.engine.token_budget import MOST_SCORED, step_tokens
 from services.worker.processor import has_bfloat16
@@ -78,6 +79,7 @@ _OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
 _PATCH = 14  # pixels, of encoders that do not state it
 _MOST_PIXELS = 2048 * 2048  # of a picture for encoders without a fixed size (services/text/picture_inputs.py)
+_TILING, _TILES = ("idefics3", "smolvlm"), 17  # architectures that cut pictures, and how many tiles a picture has
 _PIXEL_BYTES = 3 * (1 + 4 + 4 + 8)  # of three colours, in bytes and as numbers
 # Values that published configurations of models that see leave out, because they are transformers' defaults.
 _OMITTED: Mapping[str, Mapping[str, Any]] = {
@@ -87,6 +89,16 @@ _OMITTED: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "vocab_size": 32000,
+    },
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
     },
 }
 
@@ -292,6 +304,7 @@ class ConfigShape:
         if isinstance(inner, dict):
             self._config = dict(_OMITTED.get(str(inner.get("model_type")), {})) | inner
         self._encoder = document.get("vision_config")
+        self._tiles = _TILES if document.get("model_type") in _TILING else 1
         stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
         self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), FLOAT)  # bytes per number in its files
         self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
@@ -309,7 +322,8 @@ class ConfigShape:
         inner = _positive(encoder, "intermediate_size") or 4 * width
         patches = pixels // patch**2
         waiting = min(sequences * patches, cells) * self.width
-        return (patches * (10 * width + 3 * inner) + waiting) * wanted + pixels * _PIXEL_BYTES
+        held = min(MOST_PICTURE_BYTES, 3 * pixels * sequences * self._tiles)
+        return (patches * (10 * width + 3 * inner) + waiting) * wanted + pixels * _PIXEL_BYTES + held
 
     @property
     def embedding(self) -> int:

@@ -328,7 +328,7 @@ def test_a_model_that_sees_needs_its_encoder_too(gpt_oss: ModelDescriptor, tmp_p
     assert (shape.width, shape.layers, shape.vocabulary) == (4096, 32, 32064)
     assert shape.cell_numbers == 2 * 32 * 128 * 32
     waiting = 8 * 576 * 4096
-    expected = 2 * (576 * (10 * 1024 + 3 * 4096) + waiting) + 336 * 336 * 51
+    expected = 2 * (576 * (10 * 1024 + 3 * 4096) + waiting) + 336 * 336 * (51 + 3 * 8)
     assert shape.picture_bytes(8, 100_000, 2) == expected
     assert shape.picture_bytes(8, 1000, 2) == expected - 2 * (waiting - 1000 * 4096)
     sees = replace(gpt_oss, architecture="llava", capabilities=frozenset({"chat", "vision"}), quantization="", size=GIB)

@@ -19,6 +19,7 @@ from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
 LEAST_STATES, MOST_STATES = 4, 64  # bounds of the number of kept states
+MOST_PICTURE_BYTES = 512 * 1024**2  # of scaled pictures that wait for their computation
 
 
 class OutOfCells(Exception):

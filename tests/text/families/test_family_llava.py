@@ -25,6 +25,7 @@ from tests.text.families.vision_checks import (
 )
 
 transformers = late("transformers")
+vision = late("services.text.engine.runtimes.torch.vision")
 
 TWO = "user: <image>\nand <image> differ in "
 
@@ -78,6 +79,17 @@ def test_equal_pictures_have_equal_tokens(llava: Seeing) -> None:
     assert tokens[0] < 0
     assert (part.start, part.count, part.whole, part.advance) == (0, 16, False, None)
     assert llava.engine.see(picture(90, 40, seed=1))[0] != tokens
+
+
+def test_pictures_that_wait_have_a_limit(llava: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vision, "MOST_PICTURE_BYTES", 3 * 56 * 56 * 2)
+    first, second = (llava.engine.see(picture(90, 40, seed=seed))[1] for seed in (1, 2))
+    with pytest.raises(EngineError, match="pictures of 0 MiB wait") as caught:
+        llava.engine.see(picture(90, 40))
+    assert caught.value.code == "OVERLOADED"
+    assert second
+    del first
+    llava.engine.see(picture(90, 40))
 
 
 def test_strips_are_refused_by_size(llava: Seeing) -> None:

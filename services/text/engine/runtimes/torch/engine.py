@@ -247,5 +247,5 @@ class SafetensorsEngine(VocabularySpeaker):
         self.step([TokenSpan(0, BLOCK, [0], sampler)])
         self.drop(0)
         if self._vision is not None:
-            for part in self.see(Pixels(width=64, height=64, pixels=bytes(64 * 64 * 3)))[1]:
+            for part in self.see(Pixels(width=64, height=64, pixels=bytes(64 * 64 * 3), detail="low"))[1]:
                 self.encode(part)

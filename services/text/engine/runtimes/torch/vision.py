@@ -7,8 +7,8 @@ parts of a picture, the tokens around them, and the call of the definition that 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,16 +20,17 @@ from transformers import PreTrainedConfig
 from transformers.image_processing_backends import PilBackend
 
 from services.text.engine.messages import Pixels
-from services.text.engine.runtime import PicturePart, picture_token
+from services.text.engine.runtime import MOST_PICTURE_BYTES, PicturePart, picture_token
 from services.text.engine.runtimes.torch.embeddings import Embeddings
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, read_json
 from services.worker.messages import EngineError, error_line
 
+MIB = 1024**2
 _NO_SETTINGS = frozenset({"image_processor_type", "processor_class", "auto_map"})
 MOST_STRETCH = 100  # of the longer side to the shorter one; scaling a longer strip takes much memory
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class View:
     """A part of a picture, scaled for the encoder."""
 
@@ -46,7 +47,7 @@ class Vision:
     """How a family of models sees: the base of the families' classes."""
 
     whole: ClassVar[bool] = False  # whether a token of a part sees all others of the part
-    processors: ClassVar[Mapping[str, str]]  # image processors of transformers by name, with their module; first: usual
+    processors: ClassVar[tuple[Any, ...]]  # transformers' image processors that it is published with; first: the usual
     margins: ClassVar[tuple[str, str]] = ("", "")  # texts before and after a picture, part of the prompt's text
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
@@ -55,6 +56,7 @@ class Vision:
         self._vocabulary = vocabulary
         self._processor = _processor(folder, self.processors)
         self._device = model.device
+        self._views: weakref.WeakSet[View] = weakref.WeakSet()  # of all requests that wait or run
 
     @classmethod
     def check(cls, config: PreTrainedConfig) -> None:
@@ -63,7 +65,7 @@ class Vision:
     def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
         """Returns the tokens that stand for a picture in a prompt, and its parts. Thread-safe.
 
-        Raises EngineError INVALID_REQUEST for a picture that cannot be scaled.
+        Raises EngineError: INVALID_REQUEST for a picture that cannot be scaled, OVERLOADED if too many wait.
         """
         width, height = pixels.width, pixels.height
         if max(width, height) > MOST_STRETCH * min(width, height):
@@ -77,6 +79,7 @@ class Vision:
         except ValueError as error:
             message = f"the picture of {width} x {height} pixels cannot be scaled for the model: {error_line(error)}"
             raise EngineError("INVALID_REQUEST", message, pixels.param) from error
+        self._hold([piece for piece in pieces if isinstance(piece, View)], pixels.param)
         digest = pixels.digest
         tokens: list[int] = []
         parts: list[PicturePart] = []
@@ -93,6 +96,14 @@ class Vision:
     def encode(self, view: View) -> Embeddings:
         """Computes the embeddings of a part."""
         return self._encode(self._normalised(view.pixels), view)
+
+    def _hold(self, views: Sequence[View], param: str) -> None:
+        """Counts the memory of a request's pictures as long as they exist. Raises EngineError OVERLOADED."""
+        held = sum(view.pixels.nbytes for view in self._views)
+        if held and held + sum(view.pixels.nbytes for view in views) > MOST_PICTURE_BYTES:
+            message = f"pictures of {held / MIB:.0f} MiB wait, and at most {MOST_PICTURE_BYTES / MIB:.0f} MiB may"
+            raise EngineError("OVERLOADED", message, param)
+        self._views.update(views)
 
     def _pieces(self, image: Image.Image, detail: str) -> Pieces:
         """Cuts a picture into parts and the texts of the tokens around them."""
@@ -134,7 +145,7 @@ class Vision:
         return scaled
 
 
-def _processor(folder: Path, known: Mapping[str, str]) -> PilBackend:
+def _processor(folder: Path, known: Sequence[Any]) -> PilBackend:
     """Creates the image processor with the model's settings.
 
     transformers' AutoImageProcessor wants torchvision in some releases. Raises EngineError MODEL_INVALID, UNSUPPORTED.
@@ -144,14 +155,14 @@ def _processor(folder: Path, known: Mapping[str, str]) -> PilBackend:
     if not isinstance(settings, dict):
         message = f"{folder} has no settings of an image processor (preprocessor_config.json or processor_config.json)"
         raise EngineError("MODEL_INVALID", message)
-    name = str(settings.get("image_processor_type", next(iter(known)))).removesuffix("Fast")
-    if name not in known:
+    by_name = {kind.__name__.removesuffix("Pil"): kind for kind in known}
+    name = str(settings.get("image_processor_type", next(iter(by_name)))).removesuffix("Fast")
+    if name not in by_name:
         message = f"the runtime torch does not know the image processor {name!r} (image_processor_type)"
         raise EngineError("UNSUPPORTED", message)
-    module = importlib.import_module(f"transformers.models.{known[name]}.image_processing_pil_{known[name]}")
-    kind: type[PilBackend] = getattr(module, f"{name}Pil")
     try:
-        return kind(**{key: value for key, value in settings.items() if key not in _NO_SETTINGS})
+        processor: PilBackend = by_name[name](**{key: settings[key] for key in settings.keys() - _NO_SETTINGS})
     except Exception as error:  # wrong values raise various types
         message = f"the image processor's settings in {folder} cannot be read: {error_line(error)}"
         raise EngineError("MODEL_INVALID", message) from error
+    return processor

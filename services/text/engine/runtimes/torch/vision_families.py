@@ -9,6 +9,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedConfig
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from services.text.engine.runtimes.torch.embeddings import Embeddings
 from services.text.engine.runtimes.torch.vision import Pieces, View, Vision
@@ -23,11 +31,7 @@ _TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 class Llava(Vision):
     """LLaVA: one view, whose patches are the tokens."""
 
-    processors: ClassVar = {
-        "CLIPImageProcessor": "clip",
-        "LlavaImageProcessor": "llava",
-        "SiglipImageProcessor": "siglip",
-    }
+    processors: ClassVar[tuple[Any, ...]] = (CLIPImageProcessorPil, LlavaImageProcessorPil, SiglipImageProcessorPil)
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
         super().__init__(folder, model, vocabulary)
@@ -59,7 +63,7 @@ class Llava(Vision):
 class Idefics3(Vision):
     """Idefics3 and SmolVLM: tiles of the picture, row by row, then the picture as a whole; or only that."""
 
-    processors: ClassVar = {"Idefics3ImageProcessor": "idefics3", "SmolVLMImageProcessor": "smolvlm"}
+    processors: ClassVar[tuple[Any, ...]] = (Idefics3ImageProcessorPil, SmolVLMImageProcessorPil)
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
         super().__init__(folder, model, vocabulary)
@@ -87,7 +91,7 @@ class Idefics3(Vision):
 class Gemma3(Vision):
     """Gemma 3: one view, whose tokens see each other."""
 
-    processors: ClassVar = {"Gemma3ImageProcessor": "gemma3"}
+    processors: ClassVar[tuple[Any, ...]] = (Gemma3ImageProcessorPil,)
     whole = True
     margins = ("\n\n", "\n\n")
 
@@ -112,7 +116,7 @@ class QwenVL(Vision):
     Qwen3-VL also adds features of inner layers of the encoder to the first layers of the text model.
     """
 
-    processors: ClassVar = {"Qwen2VLImageProcessor": "qwen2_vl"}
+    processors: ClassVar[tuple[Any, ...]] = (Qwen2VLImageProcessorPil,)
     edges = ("vision_start_token_id", "vision_end_token_id")  # fields of config.json: tokens around a picture
 
     def __init__(self, folder: Path, model: Any, vocabulary: TokenVocabulary) -> None:
@@ -151,7 +155,7 @@ class QwenVL(Vision):
 class Glm4v(QwenVL):
     """GLM-4V: as Qwen2.5-VL, between other tokens."""
 
-    processors: ClassVar = {"Glm4vImageProcessor": "glm4v"}
+    processors: ClassVar[tuple[Any, ...]] = (Glm4vImageProcessorPil,)
     edges = ("image_start_token_id", "image_end_token_id")
 
 
