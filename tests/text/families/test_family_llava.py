@@ -13,11 +13,12 @@ from tests.late import late
 from tests.text.families.published_configs import SMOLLM2
 from tests.text.families.published_vision_configs import CLIP_PIXELS, LLAVA, LLAVA_QWEN, PADDED_PIXELS, SIGLIP_PIXELS
 from tests.text.families.random_models import write_json, write_model, write_variant
-from tests.text.families.torch_session import load
+from tests.text.families.torch_session import LIMITS, TorchSession, load
 from tests.text.families.vision_checks import (
     Seeing,
     check_answers,
     check_bfloat16,
+    check_logprobs,
     picture,
     pil_processor,
     seeing,
@@ -65,12 +66,30 @@ def test_it_sees_as_transformers_does(llava: Seeing) -> None:
     check_answers(llava, "<image>" * 2 + " ", [picture(56, 56), picture(1, 1)])
 
 
-def test_it_sees_as_transformers_does_in_bfloat16(llava_folder: Path, llava: Seeing) -> None:
-    check_bfloat16(llava, llava_folder, TWO, [(90, 40), (33, 200)])
+def test_it_sees_as_transformers_does_in_bfloat16(llava: Seeing) -> None:
+    check_bfloat16(llava, TWO, [(90, 40), (33, 200)])
 
 
 def test_siglip_before_qwen_sees_as_transformers_does(llava_qwen: Seeing) -> None:
     check_answers(llava_qwen, TWO, [picture(90, 40), picture(33, 200, seed=1)])
+
+
+def test_requests_with_pictures_start_over_under_memory_pressure(llava: Seeing) -> None:
+    """The cache holds two of five requests at their ends: preempted ones encode their pictures again."""
+    small = load(llava.folder, context_tokens=128, kv_tokens=160)
+    seen = replace(llava, engine=small)
+    session = TorchSession(small, replace(LIMITS, cached_cells=0))
+    asked = {
+        number: seen.ask("<image> and <image> are", [picture(90, 40, seed=number), picture(33, 99)])
+        for number in range(5)
+    }
+    for number, each in asked.items():
+        session.ask(number, each.tokens, each.parts, max_tokens=48)
+    session.finish(*asked)
+    assert session.counters is not None
+    assert session.counters.preempted > 0
+    for number, each in asked.items():
+        check_logprobs(seen, each, session.generated(number))
 
 
 def test_equal_pictures_have_equal_tokens(llava: Seeing) -> None:

@@ -101,4 +101,4 @@ def test_it_sees_as_transformers_does(name: str, tmp_path: Path) -> None:
     check_answers(seen, "only text, without a picture, ", [])
     check_crowd(seen, [(300, 130), (60, 200)])
     check_fixed_steps(seen, text, pictures)
-    check_bfloat16(seen, folder, text, [(300, 130), (60, 200)])
+    check_bfloat16(seen, text, [(300, 130), (60, 200)])

@@ -68,6 +68,7 @@ class Asked:
 class Seeing:
     """A model that sees, under the runtime and under transformers."""
 
+    folder: Path
     engine: torch_engine.SafetensorsEngine
     model: Any
     processor: Any  # transformers' own, which makes text and pictures into the definition's input
@@ -172,7 +173,7 @@ def seeing(folder: Path, processor: Any, placeholder: str, dtype: str = "float32
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
-    return Seeing(engine, model, processor, placeholder)
+    return Seeing(folder, engine, model, processor, placeholder)
 
 
 def check_answers(seen: Seeing, text: str, pictures: Sequence[Pixels]) -> Generated:
@@ -182,15 +183,21 @@ def check_answers(seen: Seeing, text: str, pictures: Sequence[Pixels]) -> Genera
     assert len(asked.tokens) == len(given)
     assert all(ours in (theirs, *_placed(ours)) for ours, theirs in zip(asked.tokens, given, strict=True))
     generated = seen.answer(asked)
-    assert float((seen.expected(asked, generated.tokens) - _rows(generated)).abs().max()) <= EXACT
+    check_logprobs(seen, asked, generated)
     return generated
 
 
-def check_bfloat16(seen: Seeing, folder: Path, text: str, sizes: Sequence[tuple[int, int]]) -> None:
+def check_logprobs(seen: Seeing, asked: Asked, generated: Generated) -> None:
+    """Checks that an answer's log-probabilities are transformers' own."""
+    off = float((seen.expected(asked, generated.tokens) - _rows(generated)).abs().max())
+    assert off <= EXACT, off
+
+
+def check_bfloat16(seen: Seeing, text: str, sizes: Sequence[tuple[int, int]]) -> None:
     """Checks that the log-probabilities in bfloat16 are as close to float32 as transformers' own in bfloat16."""
-    engine = load(folder, "bfloat16", context_tokens=CONTEXT, kv_tokens=2 * CONTEXT)
+    engine = load(seen.folder, "bfloat16", context_tokens=CONTEXT, kv_tokens=2 * CONTEXT)
     model = transformers.AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.bfloat16, attn_implementation="eager"
+        seen.folder, dtype=torch.bfloat16, attn_implementation="eager"
     )
     rounded = replace(seen, engine=engine, model=model)
     ours, theirs = 0.0, 0.0
@@ -204,7 +211,7 @@ def check_bfloat16(seen: Seeing, folder: Path, text: str, sizes: Sequence[tuple[
 
 
 def check_crowd(seen: Seeing, sizes: Sequence[tuple[int, int]]) -> None:
-    """Checks that requests with pictures in a shared batch answer as each does alone, with a cache that is too small.
+    """Checks that requests with pictures in a shared batch answer as transformers does for each alone.
 
     Equal pictures after equal texts are computed once.
     """
@@ -234,8 +241,7 @@ def check_crowd(seen: Seeing, sizes: Sequence[tuple[int, int]]) -> None:
     finally:
         seen.engine.encode = encode
     for number, each in (asked | {6: asked[2]}).items():
-        generated = session.generated(number)
-        assert float((seen.expected(each, generated.tokens) - _rows(generated)).abs().max()) <= EXACT, number
+        check_logprobs(seen, each, session.generated(number))
     assert session.counters is not None
     assert (session.counters.running, session.counters.active_cells) == (0, 0)
 
