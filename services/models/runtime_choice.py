@@ -228,6 +228,6 @@ def _purpose(capabilities: frozenset[str]) -> str:
 
 
 def _for(model: ModelFacts, runtimes: Iterable[RuntimeSpec]) -> str:
-    """Names the model's capabilities if a runtime supports its architecture for other ones; else empty."""
+    """Names the model's capabilities if it takes pictures, or if a runtime supports its architecture for other ones."""
     known = any(model.architecture in names for runtime in runtimes for names in runtime.architectures.values())
-    return f" for {', '.join(sorted(model.capabilities))}" if known else ""
+    return f" for {', '.join(sorted(model.capabilities))}" if known or "vision" in model.capabilities else ""

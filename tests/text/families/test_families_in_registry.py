@@ -73,7 +73,7 @@ def test_torch_sees_with_the_architectures_of_the_table() -> None:
 @pytest.mark.parametrize("architecture", ["mllama", "qwen2_vl", "pixtral", "llama"])
 def test_others_do_not_see(architecture: str) -> None:
     message = refusal(architecture=architecture, capabilities=SEES)
-    assert f"architecture {architecture!r} is not supported by torch" in message
+    assert f"architecture {architecture!r} is not supported by torch for chat, vision" in message
 
 
 @pytest.mark.parametrize(
