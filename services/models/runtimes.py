@@ -89,7 +89,7 @@ _LLAMA_CPP_RERANKERS = frozenset({"bert", "jina-bert-v2", "modern-bert", "neo-be
 _TORCH_DECODERS = frozenset("llama qwen2 qwen3 qwen3_moe glm glm4 glm4_moe gpt_oss nemotron_h".split())  # noqa: SIM905
 # Those that take pictures; a test compares the list with the families in services/text/engine/runtimes/torch/
 # vision_families.py.
-_TORCH_SEEING = frozenset("gemma3 glm4v idefics3 llava qwen2_5_vl qwen3_vl smolvlm".split())  # noqa: SIM905
+_TORCH_SEEING = frozenset("gemma3 glm4v idefics3 llava qwen2_5_vl qwen2_vl qwen3_vl smolvlm".split())  # noqa: SIM905
 _TORCH_ENCODERS = frozenset(
     """
     albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert modernbert mpnet nomic_bert rembert

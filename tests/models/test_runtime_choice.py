@@ -227,7 +227,7 @@ def test_missing_runtime_does_not_affect_models_of_others() -> None:
         for changes in (
             {"format": "onnx"},
             {"architecture": "bert"},
-            SAFETENSORS | {"architecture": "qwen2_vl"},
+            SAFETENSORS | {"architecture": "paligemma"},
             SAFETENSORS | {"capabilities": frozenset({"embed"})},
             SAFETENSORS | {"quantization": "strange"},
         ):

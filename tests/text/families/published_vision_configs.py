@@ -252,6 +252,23 @@ QWEN25_VL = {
     },
     "vocab_size": VOCABULARY,
 }
+# Qwen2-VL-2B-Instruct.
+QWEN2_VL = QWEN25_VL | {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "vision_config": {
+        "depth": 3,
+        "embed_dim": 64,
+        "hidden_size": 128,
+        "in_chans": 3,
+        "mlp_ratio": 4,
+        "num_heads": 4,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+    },
+}
 GRID_PIXELS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_processor_type": "Qwen2VLImageProcessor",

@@ -38,6 +38,7 @@ PUBLISHED_PREFIXES = {
         r"^model\.vision_tower": "vision_tower.vision_model",
         r"^model\.multi_modal_projector": "multi_modal_projector",
     },
+    "qwen2_vl": {r"^model\.visual": "visual", r"^model\.language_model": "model"},
     "qwen2_5_vl": {r"^model\.visual": "visual", r"^model\.language_model": "model"},
 }
 GAIN = 1.2  # of a matrix, relative to one that keeps the scale of its input

@@ -70,14 +70,14 @@ def test_torch_sees_with_the_architectures_of_the_table() -> None:
     assert resolved(architecture="llava", capabilities=SEES) == "torch"
 
 
-@pytest.mark.parametrize("architecture", ["mllama", "qwen2_vl", "pixtral", "llama"])
+@pytest.mark.parametrize("architecture", ["mllama", "paligemma", "pixtral", "llama"])
 def test_others_do_not_see(architecture: str) -> None:
     message = refusal(architecture=architecture, capabilities=SEES)
     assert f"architecture {architecture!r} is not supported by torch for chat, vision" in message
 
 
 @pytest.mark.parametrize(
-    "architecture", ["gpt-oss", "qwen2_vl", "mllama", "gemma3n", "mamba", "t5", "bert", "nonsense"]
+    "architecture", ["gpt-oss", "paligemma", "mllama", "gemma3n", "mamba", "t5", "bert", "nonsense"]
 )
 def test_others_are_unsupported_by_name(architecture: str) -> None:
     assert f"architecture {architecture!r} is not supported by torch" in refusal(architecture=architecture)

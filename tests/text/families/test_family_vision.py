@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM, Gemma 3, Qwen2.5-VL, Qwen3-VL and GLM-4V with pictures."""
+"""Idefics3 and SmolVLM, Gemma 3, Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V with pictures."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.text.families.published_vision_configs import (
     GLM4V_WORDS,
     GRID_PIXELS,
     IDEFICS3,
+    QWEN2_VL,
     QWEN3_PIXELS,
     QWEN3_VL,
     QWEN25_VL,
@@ -82,6 +83,7 @@ FAMILIES = {
         SMOLVLM, TILES | {"image_processor_type": "SmolVLMImageProcessor"}, TILE_WORDS, _tiles, "<image>"
     ),
     "gemma3": Family(GEMMA3, GEMMA3_PIXELS, GEMMA3_WORDS, _gemma, "<start_of_image>"),
+    "qwen2_vl": Family(QWEN2_VL, GRID_PIXELS, QWEN_WORDS, _grid, "".join(QWEN_WORDS[at] for at in (0, 3, 1))),
     "qwen2_5_vl": Family(QWEN25_VL, GRID_PIXELS, QWEN_WORDS, _grid, "".join(QWEN_WORDS[at] for at in (0, 3, 1))),
     "qwen3_vl": Family(QWEN3_VL, QWEN3_PIXELS, QWEN_WORDS, _grid, "".join(QWEN_WORDS[at] for at in (0, 3, 1))),
     "glm4v": Family(GLM4V, GLM4V_PIXELS, GLM4V_WORDS, _grid, "".join(GLM4V_WORDS[at] for at in (0, 3, 1))),

@@ -111,7 +111,7 @@ class Gemma3(Vision):
 
 
 class QwenVL(Vision):
-    """Qwen2.5-VL and Qwen3-VL: one view of any size, whose tokens have rows and columns as rotary positions (M-RoPE).
+    """Qwen2-VL to Qwen3-VL: one view of any size, whose tokens have rows and columns as rotary positions (M-RoPE).
 
     Qwen3-VL also adds features of inner layers of the encoder to the first layers of the text model.
     """
@@ -165,6 +165,7 @@ FAMILIES: dict[str, type[Vision]] = {
     "idefics3": Idefics3,
     "llava": Llava,
     "qwen2_5_vl": QwenVL,
+    "qwen2_vl": QwenVL,
     "qwen3_vl": QwenVL,
     "smolvlm": Idefics3,
 }
