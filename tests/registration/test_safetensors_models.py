@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -14,9 +15,12 @@ import pytest
 
 from tests.demo_model import demo_safetensors
 from tests.operator_side import QUESTION, Operator
+from tests.pictures.picture_files import file, halves
 from tests.registration.model_folders import safetensors_model, write_json
+from tests.text.families.published_vision_configs import CLIP_PIXELS, LLAVA
 from tests.text.families.published_words import MESSAGE, spellings, write_gpt_oss
 from tests.text.families.random_models import shard, write_variant
+from tests.text.families.vision_checks import write_seeing
 
 PARIS = "The capital of France is Paris."
 TOOL = {
@@ -332,10 +336,36 @@ def test_weights_quantised_otherwise_are_unsupported_by_method(operator: Operato
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "gemma3", "mamba", "t5"])
+@pytest.mark.parametrize("model_type", ["gemma3n", "mamba", "t5"])
 def test_other_architectures_are_unsupported_by_name(operator: Operator, folder: Path, model_type: str) -> None:
     reason = unsupported(operator, safetensors_model(folder, model_type))
     assert f"architecture {model_type!r} is not supported by torch" in reason
+
+
+@pytest.mark.slow
+def test_models_that_see_answer_about_pictures_or_are_unsupported_by_name(operator: Operator, folder: Path) -> None:
+    strange = write_seeing(folder / "strange", LLAVA, CLIP_PIXELS, ["<image>"])
+    write_json(strange / "config.json", LLAVA | {"model_type": "vipllava"})
+    assert "architecture 'vipllava' is not supported by torch for chat, vision" in unsupported(operator, strange)
+    operator.delete("m")
+    taken = operator.taken("m", write_seeing(folder / "llava", LLAVA, CLIP_PIXELS, ["<image>"]), "safetensors")
+    assert taken["capabilities"] == ["chat", "vision"]
+    operator.until_state("m", "ready")
+    address = f"data:image/png;base64,{base64.b64encode(file(halves())).decode()}"
+    text = {"type": "text", "text": "Which colour? "}
+    seen = {
+        "type": "image_url",
+        "image_url": {"url": address},
+    }
+    blind, seeing = (
+        operator.call(
+            "POST",
+            "/v1/chat/completions",
+            {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": content}]},
+        ).json["usage"]["prompt_tokens"]
+        for content in ([text], [text, seen])
+    )
+    assert seeing == blind + 16
 
 
 @pytest.mark.slow
