@@ -304,7 +304,7 @@ HEAVY = {
     },
     "jinja2": {"services/text/prompt.py"},
     "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, _DEVICES, "services/models/demo/conversion.py"},
-    "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/conversion.py"},
+    "transformers": {_TORCH, _VLLM, _DIFFUSERS, "services/models/demo/conversion.py"},
     "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/conversion.py"},
     "tokenizers": {_TORCH, "services/models/demo/conversion.py"},
     "gguf": {"services/models/demo/conversion.py"},

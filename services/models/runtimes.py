@@ -117,7 +117,7 @@ _DIFFUSERS = frozenset(
 
 # model_type of config.json: models that transformers defines and vLLM implements a decoder for.
 # Left out: models that vLLM runs with transformers' code, models that need code from their repository, which is never
-# run, and multimodal models.
+# run, and multimodal models (VLLM_SEEING has some).
 VLLM_DECODERS = frozenset(
     """
     afmoe apertus axk1 bloom cohere cohere2 cohere2_moe dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5
@@ -129,6 +129,9 @@ VLLM_DECODERS = frozenset(
     qwen3_next qwen4_exp_text stablelm zamba2
     """.split()  # noqa: SIM905 (as many quoted words are harder to read)
 )
+
+# Those that take pictures, and whose answers agree with transformers' on vLLM.
+VLLM_SEEING = frozenset("idefics3 llava llava_next".split())  # noqa: SIM905
 
 # Left out without CUDA: models with GPU-only kernels, such as sparse attention, and models that need torchvision, which
 # the CPU environment does not have.
@@ -183,7 +186,7 @@ RUNTIMES = (
         name="vllm",
         modality="text",
         formats=frozenset({"safetensors"}),
-        architectures={"chat": VLLM_DECODERS},
+        architectures={"chat": VLLM_DECODERS | VLLM_SEEING, "vision": VLLM_SEEING},
         devices=frozenset({"cpu", "cuda"}),
         quantizations=VLLM_QUANTIZATIONS,
         pipelines=True,

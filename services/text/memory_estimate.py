@@ -14,6 +14,7 @@
     the same, pictures   + patches x dtype x (10 width + 3 inner) of the encoder + pixels x 51
                          + (the smaller of sequences x patches and cells) x dtype x width for embeddings that wait
                          + sequences x pixels x 3 for scaled pictures that wait, at most MOST_PICTURE_BYTES
+    the same, vllm       patches and pixels of all tiles, which are encoded together; dtype x 3 for pictures that wait
     vllm, chat           as torch, chat, with vLLM's page size, and of scored prompts the larger of 12 x sequences and
                          4 x its own number of scored tokens, + 128 MiB if it compiles the model
     torch, gpt-oss, GPU  as torch, chat, with the packed size of the weights where the GPU computes with it
@@ -79,7 +80,7 @@ _OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
 _PATCH = 14  # pixels, of encoders that do not state it
 _MOST_PIXELS = 2048 * 2048  # of a picture for encoders without a fixed size (services/text/picture_inputs.py)
-_TILING, _TILES = ("idefics3", "smolvlm"), 17  # architectures that cut pictures, and how many tiles a picture has
+_TILES = {"idefics3": 17, "llava_next": 5, "smolvlm": 17}  # of a picture, by architecture; 1 for others
 _PIXEL_BYTES = 3 * (1 + 4 + 4 + 8)  # of three colours, in bytes and as numbers
 # Values that published configurations of models that see leave out, because they are transformers' defaults.
 _OMITTED: Mapping[str, Mapping[str, Any]] = {
@@ -164,7 +165,7 @@ class TextMemoryEstimate:
         sampled = row * shape.vocabulary
         compute = step_tokens(options) * wanted * (10 * shape.width + 3 * shape.inner) + sampled
         if "vision" in descriptor.capabilities:
-            compute += shape.picture_bytes(options.max_sequences, cells, wanted)
+            compute += shape.picture_bytes(options.max_sequences, cells, wanted, together=runtime.name == "vllm")
         return {
             "weights": weights + copies,
             "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
@@ -304,7 +305,7 @@ class ConfigShape:
         if isinstance(inner, dict):
             self._config = dict(_OMITTED.get(str(inner.get("model_type")), {})) | inner
         self._encoder = document.get("vision_config")
-        self._tiles = _TILES if document.get("model_type") in _TILING else 1
+        self._tiles = _TILES.get(str(document.get("model_type")), 1)
         stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
         self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), FLOAT)  # bytes per number in its files
         self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
@@ -313,17 +314,21 @@ class ConfigShape:
         self.vocabulary = self._number("vocab_size")
         self.context_tokens = self._number("max_position_embeddings", "n_positions")
 
-    def picture_bytes(self, sequences: int, cells: int, wanted: int) -> int:
-        """Returns the bytes for encoding a picture and for the embeddings of all requests; `wanted`: per number."""
+    def picture_bytes(self, sequences: int, cells: int, wanted: int, *, together: bool = False) -> int:
+        """Returns the bytes for encoding a picture and for the embeddings of all requests; `wanted`: per number.
+
+        `together`: whether its tiles are encoded together, and wait as numbers and not as bytes.
+        """
         encoder = self._encoder if isinstance(self._encoder, dict) else {}
         patch = _positive(encoder, "patch_size") or _PATCH
         pixels = _positive(encoder, "image_size") ** 2 or _MOST_PIXELS
         width = _positive(encoder, "hidden_size", "embed_dim")
         inner = _positive(encoder, "intermediate_size") or 4 * width
-        patches = pixels // patch**2
+        at_once, number = (self._tiles, wanted) if together else (1, 1)
+        patches = at_once * pixels // patch**2
         waiting = min(sequences * patches, cells) * self.width
-        held = min(MOST_PICTURE_BYTES, 3 * pixels * sequences * self._tiles)
-        return (patches * (10 * width + 3 * inner) + waiting) * wanted + pixels * _PIXEL_BYTES + held
+        held = min(MOST_PICTURE_BYTES, 3 * number * pixels * sequences * self._tiles)
+        return (patches * (10 * width + 3 * inner) + waiting) * wanted + at_once * pixels * _PIXEL_BYTES + held
 
     @property
     def embedding(self) -> int:

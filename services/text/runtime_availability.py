@@ -19,7 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.models.runtime_choice import EngineRegistry
-from services.models.runtimes import CPU, RUNTIMES, VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING, RuntimeSpec
+from services.models.runtimes import (
+    CPU,
+    RUNTIMES,
+    VLLM_CPU_DECODERS,
+    VLLM_CPU_QUANTIZATIONS,
+    VLLM_MISSING,
+    VLLM_SEEING,
+    RuntimeSpec,
+)
 from services.worker.devices import KINDS, RuntimeDevices, probe
 
 log = logging.getLogger(__name__)
@@ -55,9 +63,9 @@ def with_vllm_here(registry: EngineRegistry) -> EngineRegistry:
     """Returns the registry with the models that vllm supports on its device: fewer on a processor."""
     if registry.device_of(NAME) != CPU:
         return registry
-    chat = {"chat": VLLM_CPU_DECODERS}
+    known = {"chat": VLLM_CPU_DECODERS | VLLM_SEEING, "vision": VLLM_SEEING}
     runtimes = tuple(
-        replace(one, architectures=chat, quantizations=VLLM_CPU_QUANTIZATIONS) if one.name == NAME else one
+        replace(one, architectures=known, quantizations=VLLM_CPU_QUANTIZATIONS) if one.name == NAME else one
         for one in registry.runtimes
     )
     return EngineRegistry(registry.device, forced=registry.forced, runtimes=runtimes)

@@ -334,3 +334,12 @@ def test_a_model_that_sees_needs_its_encoder_too(gpt_oss: ModelDescriptor, tmp_p
     sees = replace(gpt_oss, architecture="llava", capabilities=frozenset({"chat", "vision"}), quantization="", size=GIB)
     reads = replace(sees, capabilities=frozenset({"chat"}))
     assert reckoned(sees, "torch", packs=False) > reckoned(reads, "torch", packs=False) + 2 * 576 * 4096
+
+
+def test_vllm_encodes_all_tiles_of_a_picture_together(tmp_path: Path) -> None:
+    """As llava-v1.6-vicuna-7b-hf states its sizes."""
+    vision = {"hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "patch_size": 14}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava_next", "vision_config": vision}))
+    held = 336 * 336 * 3 * 8 * 5
+    one = ConfigShape(tmp_path).picture_bytes(8, 0, 2) - held
+    assert ConfigShape(tmp_path).picture_bytes(8, 0, 2, together=True) == 5 * one + 2 * held

@@ -16,6 +16,7 @@ from services.models.runtimes import (
     VLLM_DECODERS,
     VLLM_MISSING,
     VLLM_QUANTIZATIONS,
+    VLLM_SEEING,
     RuntimeSpec,
 )
 from services.text import runtime_availability as builds
@@ -91,8 +92,12 @@ def test_on_a_cpu_fewer_models_run(tmp_path: Path) -> None:
         return next(one for one in registry.runtimes if one.name == "vllm")
 
     here, there = on("cpu"), on("cuda")
-    assert (here.architectures, here.quantizations) == ({"chat": VLLM_CPU_DECODERS}, VLLM_CPU_QUANTIZATIONS)
-    assert (there.architectures, there.quantizations) == ({"chat": VLLM_DECODERS}, VLLM_QUANTIZATIONS)
+    assert (here.architectures["chat"], here.quantizations) == (
+        VLLM_CPU_DECODERS | VLLM_SEEING,
+        VLLM_CPU_QUANTIZATIONS,
+    )
+    assert (there.architectures["chat"], there.quantizations) == (VLLM_DECODERS | VLLM_SEEING, VLLM_QUANTIZATIONS)
+    assert here.architectures["vision"] == there.architectures["vision"] == VLLM_SEEING
 
 
 def test_our_own_interpreter_is_asked_without_importing_anything(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ class WorkerSession:
         """Sends a request; by default greedy and at most 24 tokens."""
         own = {
             name: given.pop(name)
-            for name in ("grammar", "logprobs", "special", "deadline", "prediction", "scored")
+            for name in ("grammar", "logprobs", "special", "deadline", "prediction", "scored", "pictures", "mark")
             if name in given
         }
         number = next(self._numbers)

@@ -92,6 +92,19 @@ SIGLIP_PIXELS = {
     "size": {"height": 56, "width": 56},
 }
 
+# llava-v1.6-vicuna-7b-hf, in tiles.
+LLAVA_NEXT = LLAVA | {
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]],
+    "model_type": "llava_next",
+    "use_image_newline_parameter": True,
+}
+NEXT_PIXELS = CLIP_PIXELS | {
+    "do_pad": True,
+    "image_grid_pinpoints": LLAVA_NEXT["image_grid_pinpoints"],
+    "image_processor_type": "LlavaNextImageProcessor",
+}
+
 # SmolVLM-256M-Instruct, of Idefics3's architecture.
 TILE_WORDS = [
     "<fake_token_around_image>",

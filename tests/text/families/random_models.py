@@ -33,6 +33,13 @@ PUBLISHED_PREFIXES = {
         r"^model\.vision_tower": "vision_tower.vision_model",
         r"^model\.multi_modal_projector": "multi_modal_projector",
     },
+    "llava_next": {
+        r"^lm_head": "language_model.lm_head",
+        r"^model\.image_newline": "image_newline",
+        r"^model\.language_model": "language_model.model",
+        r"^model\.vision_tower": "vision_tower.vision_model",
+        r"^model\.multi_modal_projector": "multi_modal_projector",
+    },
     "gemma3": {
         r"^model\.language_model": "language_model.model",
         r"^model\.vision_tower": "vision_tower.vision_model",

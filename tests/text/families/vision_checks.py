@@ -117,16 +117,24 @@ class Seeing:
 
     def expected(self, asked: Asked, tokens: Sequence[int]) -> Any:
         """Returns transformers' log-probabilities [tokens, vocabulary] at each token of an answer."""
-        inputs = dict(asked.inputs)
-        more = torch.tensor([list(tokens[:-1])], dtype=torch.long)
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], more], 1)
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        for name in ("token_type_ids", "mm_token_type_ids"):
-            if name in inputs:
-                inputs[name] = torch.cat([inputs[name], torch.zeros_like(more)], 1)
-        with torch.inference_mode():
-            logits = self.model(**inputs).logits[0, -len(tokens) :]
-        return logits.float().log_softmax(-1)
+        return logprobs(self.model, asked.inputs, tokens)
+
+
+def logprobs(model: Any, given: Mapping[str, Any], tokens: Sequence[int]) -> Any:
+    """Returns a definition's log-probabilities [tokens, vocabulary] at each token of an answer.
+
+    `given`: the input that transformers' processor has made of a prompt.
+    """
+    inputs = dict(given)
+    more = torch.tensor([list(tokens[:-1])], dtype=torch.long)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], more], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    for name in ("token_type_ids", "mm_token_type_ids"):
+        if name in inputs:
+            inputs[name] = torch.cat([inputs[name], torch.zeros_like(more)], 1)
+    with torch.inference_mode():
+        logits = model(**inputs).logits[0, -len(tokens) :]
+    return logits.float().log_softmax(-1)
 
 
 class GridProcessor:

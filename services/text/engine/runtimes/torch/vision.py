@@ -8,7 +8,7 @@ parts of a picture, the tokens around them, and the call of the definition that 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from services.worker.messages import EngineError, error_line
 
 MIB = 1024**2
 _NO_SETTINGS = frozenset({"image_processor_type", "processor_class", "auto_map"})
+LONGEST_PADDED = 4096  # pixels of a side: longer pictures are scaled down before they are padded to a square
 MOST_STRETCH = 100  # of the longer side to the shorter one; scaling a longer strip takes much memory
 
 
@@ -37,6 +38,38 @@ class View:
     pixels: Tensor  # uint8, as the image processor lays it out
     count: int  # tokens
     grid: tuple[int, int] | None = None  # rows and columns of tokens with rotary positions of their own
+
+
+class HeldPictures:
+    """The memory of the scaled pictures of all requests that wait or run."""
+
+    def __init__(self) -> None:
+        self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def hold(self, pictures: Mapping[Any, int], param: str) -> None:
+        """Counts pictures, by their bytes, as long as they exist. Raises EngineError OVERLOADED."""
+        held = sum(self._sizes.values())
+        if held and held + sum(pictures.values()) > MOST_PICTURE_BYTES:
+            message = f"pictures of {held / MIB:.0f} MiB wait, and at most {MOST_PICTURE_BYTES / MIB:.0f} MiB may"
+            raise EngineError("OVERLOADED", message, param)
+        self._sizes.update(pictures)
+
+
+def image_of(pixels: Pixels) -> Image.Image:
+    """Returns a picture as Pillow has it. Raises EngineError INVALID_REQUEST for a strip."""
+    width, height = pixels.width, pixels.height
+    if max(width, height) > MOST_STRETCH * min(width, height):
+        message = f"the picture of {width} x {height} pixels is too narrow: a side is {MOST_STRETCH} times the other"
+        raise EngineError("INVALID_REQUEST", message, pixels.param)
+    return Image.frombytes("RGB", (width, height), pixels.pixels)
+
+
+def unscalable(pixels: Pixels, error: BaseException) -> EngineError:
+    """Returns the error for a picture that an image processor cannot scale."""
+    picture = f"the picture of {pixels.width} x {pixels.height} pixels"
+    return EngineError(
+        "INVALID_REQUEST", f"{picture} cannot be scaled for the model: {error_line(error)}", pixels.param
+    )
 
 
 Pieces = Iterator[View | str | int]
@@ -56,7 +89,7 @@ class Vision:
         self._vocabulary = vocabulary
         self._processor = _processor(folder, self.processors)
         self._device = model.device
-        self._views: weakref.WeakSet[View] = weakref.WeakSet()  # of all requests that wait or run
+        self._held = HeldPictures()
 
     @classmethod
     def check(cls, config: PreTrainedConfig) -> None:
@@ -67,19 +100,12 @@ class Vision:
 
         Raises EngineError: INVALID_REQUEST for a picture that cannot be scaled, OVERLOADED if too many wait.
         """
-        width, height = pixels.width, pixels.height
-        if max(width, height) > MOST_STRETCH * min(width, height):
-            message = (
-                f"the picture of {width} x {height} pixels is too narrow: a side is {MOST_STRETCH} times the other"
-            )
-            raise EngineError("INVALID_REQUEST", message, pixels.param)
-        image = Image.frombytes("RGB", (width, height), pixels.pixels)
+        image = image_of(pixels)
         try:
             pieces = list(self._pieces(image, pixels.detail))
         except ValueError as error:
-            message = f"the picture of {width} x {height} pixels cannot be scaled for the model: {error_line(error)}"
-            raise EngineError("INVALID_REQUEST", message, pixels.param) from error
-        self._hold([piece for piece in pieces if isinstance(piece, View)], pixels.param)
+            raise unscalable(pixels, error) from error
+        self._held.hold({piece: piece.pixels.nbytes for piece in pieces if isinstance(piece, View)}, pixels.param)
         digest = pixels.digest
         tokens: list[int] = []
         parts: list[PicturePart] = []
@@ -96,14 +122,6 @@ class Vision:
     def encode(self, view: View) -> Embeddings:
         """Computes the embeddings of a part."""
         return self._encode(self._normalised(view.pixels), view)
-
-    def _hold(self, views: Sequence[View], param: str) -> None:
-        """Counts the memory of a request's pictures as long as they exist. Raises EngineError OVERLOADED."""
-        held = sum(view.pixels.nbytes for view in self._views)
-        if held and held + sum(view.pixels.nbytes for view in views) > MOST_PICTURE_BYTES:
-            message = f"pictures of {held / MIB:.0f} MiB wait, and at most {MOST_PICTURE_BYTES / MIB:.0f} MiB may"
-            raise EngineError("OVERLOADED", message, param)
-        self._views.update(views)
 
     def _pieces(self, image: Image.Image, detail: str) -> Pieces:
         """Cuts a picture into parts and the texts of the tokens around them."""

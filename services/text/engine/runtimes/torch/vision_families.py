@@ -19,11 +19,10 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from services.text.engine.runtimes.torch.embeddings import Embeddings
-from services.text.engine.runtimes.torch.vision import Pieces, View, Vision
+from services.text.engine.runtimes.torch.vision import LONGEST_PADDED, Pieces, View, Vision
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary
 from services.worker.messages import EngineError
 
-LONGEST_PADDED = 4096  # pixels of a side: longer pictures are scaled down before they are padded to a square
 # model_type of LLaVA's encoders: the number of tokens before those of the patches.
 _TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 

@@ -13,6 +13,8 @@ GPU_BLOCK = 16
 # Of a step while a prompt is scored: each token needs a row of logits and one of logprobs. One prompt gets half.
 MOST_SCORED_TOKENS = 128
 GPU_SHARE = 0.01  # of a GPU's memory that must be free for vLLM to start
+# One picture at a time is prepared, and none for a second time: its prompt's cells and its embeddings are kept.
+_PICTURES = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_cache_gb": 0}
 
 
 def cache_blocks(options: EngineOptions, cells: int) -> tuple[int, int]:
@@ -21,17 +23,17 @@ def cache_blocks(options: EngineOptions, cells: int) -> tuple[int, int]:
     return -(-cells // size) + options.max_sequences + 1, size
 
 
-def engine_arguments(options: EngineOptions, context: int, cells: int) -> dict[str, Any]:
+def engine_arguments(options: EngineOptions, context: int, cells: int, *, sees: bool = False) -> dict[str, Any]:
     """Returns the arguments of vLLM's `EngineArgs`.
 
-    `context`: maximum tokens of a request; `cells`: of the cache.
+    `context`: maximum tokens of a request; `cells`: of the cache; `sees`: whether the model takes pictures.
 
-    Prompts and answers are tokens, so vLLM needs no tokenizer. A checkpoint's sampling defaults are not applied:
-    requests set every parameter. A checkpoint's own code is never run.
+    Prompts and answers are tokens, so vLLM needs a tokenizer only for the placeholders of pictures. A checkpoint's
+    sampling defaults are not applied: requests set every parameter. A checkpoint's own code is never run.
     """
     return {
         "model": options.path,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not sees,
         "generation_config": "vllm",
         "trust_remote_code": False,
         "load_format": "safetensors",
@@ -50,6 +52,7 @@ def engine_arguments(options: EngineOptions, context: int, cells: int) -> dict[s
         "distributed_executor_backend": _backend(options),
         "enforce_eager": eager(options),
         **_memory(options, cells),
+        **(_PICTURES if sees else {}),
     }
 
 

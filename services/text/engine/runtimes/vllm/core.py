@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams as VllmParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCore
@@ -241,18 +242,28 @@ class Core:
         self._scheduler.max_num_scheduled_tokens = most = min(tokens, self._budget)
         self._scheduler.scheduler_config.long_prefill_token_threshold = min(self._chunk, -(-most // 2))
 
+    def limit_encoder(self, tokens: int) -> None:
+        """Limits the tokens of the pictures that a step encodes. It must be at least the largest picture."""
+        self._scheduler.max_num_encoder_input_tokens = tokens
+
     def fits(self, tokens: int) -> bool:
         """Returns True if a prompt of `tokens` tokens fits in addition to the requests that vLLM already has."""
         waiting = sum(request.num_tokens for request in self._scheduler.waiting)
         return not self._scheduler.requests or waiting + tokens + self._block <= self.free_cells
 
-    def begin(self, asked: CoreRequest, prompt: list[int], salt: str | None = None) -> None:
+    def begin(
+        self,
+        asked: CoreRequest,
+        prompt: list[int],
+        salt: str | None = None,
+        pictures: list[MultiModalFeatureSpec] | None = None,
+    ) -> None:
         """Queues a request in vLLM, for the first time or again after `hold`.
 
         It shares prefixes only with requests of the same `salt`.
         """
         if asked.request is None:
-            asked.request = self._new(asked, prompt, salt)
+            asked.request = self._new(asked, prompt, salt, pictures)
             self._core.add_request(asked.request)
         else:
             self._scheduler.waiting.add_request(asked.request)
@@ -288,13 +299,16 @@ class Core:
         outputs = [output for each in every for output in each.outputs]
         return CoreStep(outputs, sequences, tokens, started, time.monotonic() - started)
 
-    def _new(self, asked: CoreRequest, prompt: list[int], salt: str | None) -> Request:
+    def _new(
+        self, asked: CoreRequest, prompt: list[int], salt: str | None, pictures: list[MultiModalFeatureSpec] | None
+    ) -> Request:
         self._numbers += 1
         request = Request(
             str(self._numbers),
             prompt,
             asked.params,
             None,
+            mm_features=pictures,
             cache_salt=salt,
             block_hasher=self._core.request_block_hasher,
         )

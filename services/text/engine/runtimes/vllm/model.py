@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams as VllmParams
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from services.text.engine.constraint import Constraint
 from services.text.engine.kv_cells import cache_cells, context_size
-from services.text.engine.messages import Counters, DecoderReady, EngineOptions, Hold, TokenLogprob
+from services.text.engine.messages import Counters, DecoderReady, EngineOptions, Hold, Pixels, TokenLogprob
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
-from services.text.engine.runtime import Sampled, check_tokens
+from services.text.engine.runtime import PicturePart, Sampled, check_tokens
 from services.text.engine.runtimes.torch.vocabulary import (
     TokenVocabulary,
     VocabularySpeaker,
@@ -30,6 +31,7 @@ from services.text.engine.runtimes.torch.vocabulary import (
 )
 from services.text.engine.runtimes.vllm.arguments import MOST_SCORED_TOKENS, eager, engine_arguments
 from services.text.engine.runtimes.vllm.core import ConstraintGrammar, Core, CoreRequest, CoreStep, configured
+from services.text.engine.runtimes.vllm.vision import Vision, use_pillow, with_pictures
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
 from services.text.engine.token_budget import step_pace
@@ -44,7 +46,7 @@ MOST_BIASES = 1024  # tokens that vLLM's sampler has room for
 
 
 class VllmModel(VocabularySpeaker):
-    """A loaded model. Another thread may call `tokenize` and `constraint` during a step."""
+    """A loaded model. Another thread may call `tokenize`, `see` and `constraint` during a step."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads the model.
@@ -56,7 +58,13 @@ class VllmModel(VocabularySpeaker):
         config = read_json(folder / "config.json")
         text = config.get("text_config") or config
         context = context_size(options, int(text.get("max_position_embeddings") or 0))
-        self.core = _load(engine_arguments(options, context, cache_cells(options, context)), folder)
+        sees = isinstance(config.get("vision_config"), dict)
+        with _explained(f"vLLM cannot load {folder.name}"):
+            if sees and use_pillow(config.get("architectures") or ()):
+                _check_undivided(options)
+            created = configured(engine_arguments(options, context, cache_cells(options, context), sees=sees))
+            self.core = Core(created)
+            self._vision = Vision(created) if sees else None
         progress(1.0)
         ends = end_tokens(config) | end_tokens(text)
         ends |= end_tokens(read_json(folder / "generation_config.json", optional=True))
@@ -70,13 +78,27 @@ class VllmModel(VocabularySpeaker):
             bos=self._vocabulary.bos,
             eos=self._vocabulary.eos,
             add_bos=self._vocabulary.add_bos,
+            sees=sees,
         )
         if not eager(options):
             # vLLM compiles its logprob kernels at their first use, separately for one and for several requests. Warming
             # them up here saves the first callers that wait.
             with _explained(f"vLLM cannot compute {options.model_id}"):
                 for requests in (1, 2):
-                    self._compute(1, requests, logprobs=1)
+                    self._compute([0], requests, logprobs=1)
+        if self._vision:
+            self.core.limit_encoder(self._vision.most_tokens)  # one picture per step, so that running answers go on
+            self._try_sight(self._vision, options)
+
+    def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
+        """Returns the tokens that stand for a picture in a prompt, and its part, scaled for the encoder.
+
+        Raises EngineError: UNSUPPORTED if the model takes no pictures, INVALID_REQUEST if it cannot take this one,
+        OVERLOADED if too many wait.
+        """
+        if self._vision is None:
+            raise EngineError("UNSUPPORTED", "the model takes no pictures", pixels.param)
+        return self._vision.see(pixels)
 
     def logprob(self, tokens: list[int], values: list[float], count: int) -> TokenLogprob:
         """Returns the logprob of the first token of both lists, with the `count` most likely ones that follow it."""
@@ -107,20 +129,36 @@ class VllmModel(VocabularySpeaker):
         if options.gpu:
             return Pace(options.batch_tokens, options.batch_tokens)
         with _explained(f"vLLM cannot compute {options.model_id}"):
-            return step_pace(options, self.ready.context_tokens, self._compute)
+            return step_pace(options, self.ready.context_tokens, lambda tokens: self._compute([0] * tokens))
 
-    def _compute(self, tokens: int, requests: int = 1, logprobs: int | None = None) -> None:
+    def _compute(
+        self,
+        prompt: list[int],
+        requests: int = 1,
+        logprobs: int | None = None,
+        pictures: list[MultiModalFeatureSpec] | None = None,
+    ) -> None:
         for _ in range(requests):
             params = vllm_params(SamplingParams(temperature=0.0), (), 1, logprobs)
-            self.core.begin(CoreRequest(params), [0] * tokens)
+            self.core.begin(CoreRequest(params), prompt, pictures=pictures)
         while self.core.busy:
             self.core.step()
         self.core.forget_prefixes()
 
+    def _try_sight(self, vision: Vision, options: EngineOptions) -> None:
+        """Computes a prompt with a picture: an image processor that does not fit the encoder fails here."""
+        with _explained(f"vLLM cannot compute {options.model_id} with a picture"):
+            tokens, parts = vision.see(Pixels(width=1, height=1, pixels=bytes(3)))
+            if len(tokens) < self.ready.context_tokens - 1:
+                prompt, pictures = with_pictures([*tokens, 0], parts, None)
+                self._compute(prompt, pictures=pictures)
 
-def _load(arguments: dict[str, object], folder: Path) -> Core:
-    with _explained(f"vLLM cannot load {folder.name}"):
-        return Core(configured(arguments))
+
+def _check_undivided(options: EngineOptions) -> None:
+    """Raises NotImplementedError for a division: its other processes would need torchvision."""
+    if options.tensor_parallel * options.pipeline_parallel > 1:
+        message = "without torchvision, the runtime does not divide models that take pictures"
+        raise NotImplementedError(f"{message} (tensor_parallel, pipeline_parallel)")
 
 
 @contextmanager
@@ -223,7 +261,10 @@ class VllmLoop(RequestLoop):
             asked: CoreRequest = sequence.sampler
             if sequence.scored:
                 asked.params.prompt_logprobs, asked.params.skip_reading_prefix_cache = sequence.logprobs, True
-            self._core.begin(asked, sequence.tokens[: sequence.prompt_tokens], sequence.client)
+            prompt, pictures = with_pictures(
+                sequence.tokens[: sequence.prompt_tokens], sequence.pictures, sequence.client
+            )
+            self._core.begin(asked, prompt, sequence.client, pictures)
             self._handed[asked.key] = sequence
 
     def _hold(self, message: Hold) -> None:
