@@ -27,7 +27,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
 
     Raises EngineError: MODEL_INVALID if llama.cpp cannot read it, UNSUPPORTED if it has no such GPU.
     """
-    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(log_callback, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
 
     @llama_cpp.llama_progress_callback
@@ -37,7 +37,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
 
     params = llama_cpp.llama_model_default_params()
     # Without a GPU none may be seen: by default llama.cpp would still use one for large batches.
-    devices = (ctypes.c_void_p * 2)(_gpu(options) if options.gpu else None, None)  # ends with a null
+    devices = (ctypes.c_void_p * 2)(gpu_handle(options) if options.gpu else None, None)  # ends with a null
     params.devices = ctypes.cast(devices, ctypes.c_void_p)
     params.n_gpu_layers = -1 if options.gpu else 0
     params.progress_callback = on_progress
@@ -50,7 +50,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
     return model
 
 
-def _gpu(options: EngineOptions) -> int:
+def gpu_handle(options: EngineOptions) -> int:
     """Returns the handle of the best GPU of the requested kind. Without this check llama.cpp would silently compute on
     the processor.
     """
@@ -69,7 +69,8 @@ def last_error() -> str:
 
 
 @llama_cpp.llama_log_callback
-def _log_callback(level: int, text: bytes, _: Any) -> None:
+def log_callback(level: int, text: bytes, _: Any) -> None:
+    """Logs llama.cpp's warnings and errors, and keeps the last error."""
     if level < _LOG_WARNING or level > _LOG_ERROR:
         return
     line = text.decode(errors="replace").strip()
