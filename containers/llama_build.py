@@ -49,13 +49,15 @@ FLAGS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("APP", "COMMON", "EXAMPLES", "SERVER", "TESTS", "TOOLS")),
+    "-DLLAMA_BUILD_MTMD=ON",  # encodes pictures
+    "-DMTMD_VIDEO=OFF",
 ]
 # Asks the built libraries, in a process of its own, for the kinds that they are built for, and for their devices.
 # llama-cpp-python looks up every function that it knows when it is imported.
 SMOKE = """
 import ctypes, os, sys
 if sys.argv[2]:
-    import llama_cpp
+    import llama_cpp.mtmd_cpp
 ctypes.CDLL(os.path.join(os.path.dirname(sys.argv[1]), "libllama.so"))
 ggml = ctypes.CDLL(sys.argv[1])
 ggml.ggml_backend_reg_get.argtypes, ggml.ggml_backend_reg_get.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -198,7 +200,7 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
         generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}")
         fixes = f"-DCMAKE_CXX_FLAGS=-include {place / 'source' / FIXES.name}"
         _run([cmake, "-S", place / "source", "-B", place / "build", *generator, *FLAGS, fixes, *flags], file, environ)
-        _run([ninja, "-C", place / "build", "-j", jobs, "llama"], file, environ)
+        _run([ninja, "-C", place / "build", "-j", jobs, "llama", "mtmd"], file, environ)
     _check(kind, place / "build" / "bin")
 
 
@@ -332,7 +334,7 @@ def _check(kind: str, folder: Path) -> None:
     library = folder / "libggml.so"
     asked = subprocess.run(
         [sys.executable, "-c", SMOKE, str(library), "bindings" if importlib.util.find_spec("llama_cpp") else ""],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(folder)},
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)},
         capture_output=True,
         text=True,
         check=False,

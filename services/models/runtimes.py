@@ -156,6 +156,7 @@ RUNTIMES = (
         formats=frozenset({"gguf"}),
         architectures={
             "chat": _LLAMA_CPP_DECODERS,
+            "vision": _LLAMA_CPP_DECODERS,  # with a projector in a file of its own
             "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS,
             "rerank": _LLAMA_CPP_RERANKERS,
         },

@@ -1,4 +1,4 @@
-"""Small GLM-4 and Nemotron-H models as GGUF, with random weights, for llama.cpp's support of these architectures."""
+"""Small GLM-4, Nemotron-H and Qwen2-VL models as GGUF, with random weights, for llama.cpp's support of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.verification.family_words import (
 
 WIDTH, HEADS, KV_HEADS, HIDDEN, CONTEXT = 128, 4, 2, 256, 1024
 STATE, GROUPS, KERNEL, INNER, SSM_HEADS = 16, 2, 4, 256, 4  # of a Mamba-2 layer
+AXES = (4, 6, 6)  # halves of a head's numbers that rotate with the time, the row and the column of a token
 NEMOTRON_LAYERS = "M-M*-"  # Mamba-2, feed-forward and attention, in NVIDIA's letters
 NORMAL, CONTROL = 1, 3
 
@@ -104,6 +105,29 @@ def write_nemotron_h(folder: Path) -> Path:
     give_words(_words(folder), NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
     writer.close(_words(folder), "<|im_end|>")
     return folder / "nemotron-h.gguf"
+
+
+def write_qwen2vl(folder: Path) -> Path:
+    """Writes the text model of a Qwen2-VL of two layers, whose positions have three axes."""
+    writer = _Writer(folder / "qwen2vl.gguf", "qwen2vl")
+    _add_shape(writer.gguf, layers=2)
+    writer.gguf.add_head_count_kv(KV_HEADS)
+    writer.gguf.add_feed_forward_length(HIDDEN)
+    writer.gguf.add_rope_freq_base(10_000.0)
+    writer.gguf.add_rope_dimension_sections([*AXES, 0])
+    for layer in range(2):
+        block = f"blk.{layer}"
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.ones(f"{block}.{norm}", WIDTH)
+        writer.attention(block)
+        for name, size in (("attn_q", WIDTH), ("attn_k", WIDTH // 2), ("attn_v", WIDTH // 2)):
+            writer.plain(f"{block}.{name}.bias", np.linspace(-0.5, 0.5, size))
+        for name in ("ffn_up", "ffn_gate"):
+            writer.matrix(f"{block}.{name}", HIDDEN, WIDTH)
+        writer.matrix(f"{block}.ffn_down", WIDTH, HIDDEN)
+    give_words(_words(folder), NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
+    writer.close(_words(folder), "<|im_end|>")
+    return folder / "qwen2vl.gguf"
 
 
 def _add_mamba(writer: _Writer, block: str) -> None:

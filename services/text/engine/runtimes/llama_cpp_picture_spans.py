@@ -63,9 +63,9 @@ def _decode(context: Any, spans: Sequence[TokenSpan]) -> int:
     embeddings = np.ascontiguousarray(np.concatenate([span.embeddings for span in spans]), np.float32)
     positions = np.concatenate([_positions(span) for span in spans], axis=1, dtype=np.int32)
     sequences = (llama_cpp.llama_seq_id * len(spans))(*(span.sequence for span in spans))
-    one = ctypes.sizeof(llama_cpp.llama_seq_id)
-    start = ctypes.addressof(sequences)
-    addresses = np.repeat(np.arange(start, start + one * len(spans), one, np.uintp), counts)
+    size = ctypes.sizeof(llama_cpp.llama_seq_id)
+    offsets = np.repeat(np.arange(len(spans), dtype=np.uintp) * size, counts)
+    addresses = np.uintp(ctypes.addressof(sequences)) + offsets
     batch = llama_cpp.llama_batch(
         n_tokens=total,
         embd=embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.late import late
 from tests.text.engine.prepared import prepared
 from tests.text.engine.runtimes.random_projector import SIDE, TOKENS, RandomProjector
 from tests.text.engine.session import Session, options
+from tests.verification import random_gguf
 
 torch = late("torch")
 transformers = late("transformers")
@@ -150,6 +153,83 @@ def test_attention_in_both_directions_is_transformers(engine: LlamaEngine, table
     values = [value for _, value in found.top]
     assert values == pytest.approx(logits.log_softmax(-1).topk(5).values.tolist(), abs=0.1)
     assert values != pytest.approx(causal.log_softmax(-1).topk(5).values.tolist(), abs=0.2)
+
+
+def reference_logprobs(path: Path, embeddings: np.ndarray[Any, Any], places: list[list[int]]) -> list[float]:
+    """Returns the five highest logprobs after embeddings [tokens, width] at places [3, tokens], by transformers."""
+    tensors = {one.name: torch.tensor(np.array(one.data)) for one in gguf.GGUFReader(path).tensors}
+    config = transformers.Qwen2VLTextConfig(
+        vocab_size=len(tensors["token_embd.weight"]),
+        hidden_size=random_gguf.WIDTH,
+        intermediate_size=random_gguf.HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=random_gguf.HEADS,
+        num_key_value_heads=random_gguf.KV_HEADS,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(random_gguf.AXES)},
+    )
+    model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLTextModel(config).eval()
+    names = {"embed_tokens": "token_embd", "norm": "output_norm", "layers": "blk", "input_layernorm": "attn_norm"}
+    names |= {"post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
+    names |= {f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"}
+    names |= {f"mlp.{one}_proj": f"ffn_{one}" for one in ("up", "gate", "down")}
+    weights = {}
+    for name in model.state_dict():
+        theirs = re.sub(r"^([a-z_]+)|(?<=\d\.)([a-z_.]+)(?=\.)", lambda part: names[part[0]], name)
+        weights[name] = tensors[theirs]
+    model.load_state_dict(weights)
+    with torch.inference_mode():
+        inputs = torch.tensor(embeddings)[None]
+        hidden = model(inputs_embeds=inputs, position_ids=torch.tensor(places)[:, None]).last_hidden_state[0, -1]
+        values: list[float] = (tensors["output.weight"] @ hidden).log_softmax(-1).topk(5).values.tolist()
+    return values
+
+
+def test_rows_and_columns_are_transformers(tmp_path: Path) -> None:
+    """M-RoPE, also after a copy and a cut behind a picture, and beside other sequences."""
+    path = random_gguf.write_qwen2vl(tmp_path)
+    engine = LlamaEngine(options(path, context_tokens=256, threads=1), lambda _: None)
+    rng = np.random.default_rng(5)
+    picture = rng.standard_normal((12, random_gguf.WIDTH)).astype(np.float32)
+    grid = np.array([[0] * 12, [at // 4 for at in range(12)], [at % 4 for at in range(12)], [0] * 12], np.int32)
+    parts = [
+        PicturePart(start, 12, Tile(None, None, False, grid), picture * scale, whole=True, advance=4)
+        for start, scale in ((3, 1.0), (20, 0.5))
+    ]
+    tokens = [*range(40, 43), *[-1] * 12, *range(50, 55), *[-2] * 12, *range(60, 70)]
+    first = [0, 1, 2, *[3] * 12, *range(7, 12), *[12] * 12, *range(16, 26)]
+    places = [list(first) for _ in range(3)]
+    for part in parts:
+        for axis in (1, 2):
+            places[axis][part.start : part.end] = (first[part.start] + grid[axis]).tolist()
+    words = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["token_embd.weight"].data
+    embeddings = np.array([words[max(token, 0)] for token in tokens], np.float32)
+    for part in parts:
+        embeddings[part.start : part.end] = part.embeddings
+    expected = reference_logprobs(path, embeddings, places)
+    assert expected != pytest.approx(reference_logprobs(path, embeddings, [first] * 3), abs=2 * CLOSE)
+    sampler = engine.sampler(GREEDY, [], None, 5)
+
+    def run(sequence: int, start: int, end: int) -> list[float]:
+        """Computes a sequence's tokens span by span, beside one more token of sequence 7."""
+        edges = [place for place in (0, 3, 15, 20, 32, len(tokens)) if start < place < end]
+        for begin, stop in pairwise([start, *edges, end]):
+            part = next((part for part in parts if part.start == begin), None)
+            shift = 8 * sum(part.end <= begin for part in parts)
+            found = sampler if stop == len(tokens) else None
+            span = TokenSpan(sequence, begin, tokens[begin:stop], found, shift=shift, part=part)
+            span.embeddings = part.embeddings if part else None
+            other = TokenSpan(7, engine._end(7), [44], None)
+            outcomes = engine.step([span, other])
+        return [value for _, value in outcomes[0][0].logprob.top] if outcomes[0] else []
+
+    assert run(0, 0, len(tokens)) == pytest.approx(expected, abs=CLOSE)
+    engine.copy(0, 2, 34)
+    assert run(2, 34, len(tokens)) == pytest.approx(expected, abs=CLOSE)
+    engine.copy(0, 3, 17)
+    assert run(3, 17, len(tokens)) == pytest.approx(expected, abs=CLOSE)
+    engine.drop(2, 18)
+    assert run(2, 18, len(tokens)) == pytest.approx(expected, abs=CLOSE)
 
 
 def ask(session: Session, request: int, prompt: str, *pictures: Pixels, client: str = "a") -> None:
