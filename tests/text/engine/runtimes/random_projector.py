@@ -30,25 +30,31 @@ _NAMES = {
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
     "encoder.layers": "v.blk",
+    "pre_layrnorm": "v.pre_ln",
+    "embeddings.class_embedding": "v.class_embd",
 }
 
 
 class RandomProjector:
-    """SigLIP's encoder up to the layer before the last one, and LLaVA's projector."""
+    """An encoder up to the layer before the last one, and LLaVA's projector."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "siglip") -> None:
+        """`kind`: siglip, or clip, which has a class embedding before the patches."""
         torch.manual_seed(3)
-        config = transformers.SiglipVisionConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=3,
-            image_size=SIDE,
-            patch_size=PATCH,
-            hidden_act="gelu_pytorch_tanh",
-            vision_use_head=False,
-        )
-        self._tower = transformers.SiglipVisionModel(config).eval()
+        self._clip = kind == "clip"
+        shape = {
+            "hidden_size": HIDDEN,
+            "intermediate_size": 2 * HIDDEN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 3,
+            "image_size": SIDE,
+            "patch_size": PATCH,
+        }
+        if self._clip:
+            self._tower = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**shape)).eval()
+        else:
+            config = transformers.SiglipVisionConfig(**shape, vision_use_head=False)
+            self._tower = transformers.SiglipVisionModel(config).eval()
         self._first, self._second = torch.nn.Linear(HIDDEN, 80), torch.nn.Linear(80, WIDTH)
         for one in (*self._tower.parameters(), *self._first.parameters(), *self._second.parameters()):
             torch.nn.init.normal_(one, std=0.2)
@@ -58,7 +64,7 @@ class RandomProjector:
         values = torch.tensor(np.frombuffer(pixels, np.uint8).reshape(SIDE, SIDE, 3) / 255)
         scaled = ((values - torch.tensor(MEAN)) / torch.tensor(STD)).permute(2, 0, 1)[None].float()
         with torch.inference_mode():
-            hidden = self._tower(scaled, output_hidden_states=True).hidden_states[-2]
+            hidden = self._tower(scaled, output_hidden_states=True).hidden_states[-2][:, int(self._clip) :]
             found = self._second(torch.nn.functional.gelu(self._first(hidden), approximate="tanh"))
         embeddings: np.ndarray[Any, Any] = found[0].numpy()
         return embeddings
@@ -69,7 +75,7 @@ class RandomProjector:
         writer.add_type("mmproj")
         writer.add_clip_has_vision_encoder(True)
         writer.add_clip_projector_type(projector)
-        writer.add_vision_use_gelu(True)
+        writer.add_vision_use_gelu(not self._clip)
         for name, value in (
             ("image_size", SIDE),
             ("patch_size", PATCH),
@@ -80,11 +86,11 @@ class RandomProjector:
             ("projection_dim", WIDTH),
         ):
             writer.add_uint32(f"clip.vision.{name}", value)
-        writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        writer.add_float32("clip.vision.attention.layer_norm_epsilon", self._tower.config.layer_norm_eps)
         writer.add_array("clip.vision.image_mean", list(MEAN))
         writer.add_array("clip.vision.image_std", list(STD))
         for name, tensor in self._tower.state_dict().items():
-            if "post_layernorm" not in name:
+            if "post_layernorm" not in name and "position_ids" not in name:
                 writer.add_tensor(_named(name), tensor.numpy())
         for number, linear in ((0, self._first), (2, self._second)):
             for name, tensor in linear.state_dict().items():

@@ -94,6 +94,18 @@ def test_pictures_are_encoded_as_transformers_does(engine: LlamaEngine, projecto
     assert np.abs(part.embeddings - expected).max() < 1e-3 * np.abs(expected).max()
 
 
+def test_the_class_embedding_comes_before_the_patches(tmp_path: Path) -> None:
+    """LLaVA 1.5's. llama.cpp's source puts it after them; our builds correct that."""
+    clip = RandomProjector("clip")
+    path = clip.write(tmp_path / "mmproj.gguf")
+    engine = LlamaEngine(options(demo_model_f32(), projector=str(path), max_sequences=1), lambda _: None)
+    pixels = noise(1)
+    _, [part] = engine.see(pixels)
+    engine.encode(part)
+    expected = clip.embeddings(pixels.pixels)
+    assert np.abs(part.embeddings - expected).max() < 1e-3 * np.abs(expected).max()
+
+
 def test_every_shape_of_picture_is_taken(engine: LlamaEngine) -> None:
     for width, height in ((1, 1), (1, 2000), (2000, 1), (500, 300)):
         tokens, [part] = engine.see(noise(1, width, height))
