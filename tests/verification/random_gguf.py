@@ -56,6 +56,10 @@ class _Writer:
         self.matrix("token_embd", size, WIDTH)
         self.matrix("output", size, WIDTH)
         self.ones("output_norm", WIDTH)
+        self.write()
+
+    def write(self) -> None:
+        """Writes the file."""
         self.gguf.write_header_to_file()
         self.gguf.write_kv_data_to_file()
         self.gguf.write_tensors_to_file()
@@ -128,6 +132,36 @@ def write_qwen2vl(folder: Path) -> Path:
     give_words(_words(folder), NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
     writer.close(_words(folder), "<|im_end|>")
     return folder / "qwen2vl.gguf"
+
+
+def write_qwen2vl_projector(folder: Path) -> Path:
+    """Writes an encoder of pictures for it, with one layer; four patches of 14 x 14 pixels are one token."""
+    writer = _Writer(folder / "mmproj.gguf", "clip")
+    writer.gguf.add_clip_has_vision_encoder(True)
+    writer.gguf.add_clip_projector_type("qwen2vl_merger")
+    width, inner = 32, 64
+    numbers = {"embedding_length": width, "feed_forward_length": inner, "block_count": 1, "projection_dim": WIDTH}
+    numbers |= {"attention.head_count": 2, "image_size": 56, "patch_size": 14}
+    for name, value in numbers.items():
+        writer.gguf.add_uint32(f"clip.vision.{name}", value)
+    writer.gguf.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    for name in ("mean", "std"):
+        writer.gguf.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
+    patch = np.random.default_rng(8).standard_normal((2, width, 3, 14, 14)) * 0.05
+    writer.plain("v.patch_embd.weight", patch[0])
+    writer.plain("v.patch_embd.weight.1", patch[1])
+    sizes = {f"attn_{one}": (width, width) for one in ("q", "k", "v", "out")}
+    sizes |= {"ffn_up": (inner, width), "ffn_down": (width, inner)}
+    linear = {f"v.blk.0.{name}": size for name, size in sizes.items()}
+    linear |= {"mm.0": (4 * width, 4 * width), "mm.2": (WIDTH, 4 * width)}
+    for name, size in linear.items():
+        writer.matrix(name, *size)
+        writer.plain(f"{name}.bias", np.linspace(-0.1, 0.1, size[0]))
+    for name in ("v.blk.0.ln1", "v.blk.0.ln2", "v.post_ln"):
+        writer.ones(name, width)
+        writer.plain(f"{name}.bias", np.zeros(width))
+    writer.write()
+    return folder / "mmproj.gguf"
 
 
 def _add_mamba(writer: _Writer, block: str) -> None:

@@ -147,6 +147,7 @@ def test_embeddings_are_computed_like_tokens(
         engine.drop(sequence)
 
 
+@pytest.mark.slow
 def test_attention_in_both_directions_is_transformers(engine: LlamaEngine, table: np.ndarray[Any, Any]) -> None:
     tokens = engine.tokenize(WORDS)
     part = PicturePart(3, 12, Tile(None, None, True, None), table[tokens[3:15]], whole=True)
@@ -250,6 +251,7 @@ def ask(session: Session, request: int, prompt: str, *pictures: Pixels, client: 
     session.inbox.put(prepared(_prepare(session.engine, submit, lambda _: None)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["engine", "unified"])
 def test_pictures_side_by_side_give_the_answers_that_each_gives_alone(
     layout: str, request: pytest.FixtureRequest
@@ -274,6 +276,37 @@ def test_pictures_side_by_side_give_the_answers_that_each_gives_alone(
     for number in range(6):
         assert session.text[10 + number] == alone[number]
         assert session.ended[10 + number].cached_tokens > TOKENS
+
+
+def test_pictures_with_rows_and_columns_under_the_batch_loop(tmp_path: Path) -> None:
+    """Of Qwen2-VL: answers are those that each request gets alone, also with prefixes that hold pictures."""
+    path, mmproj = random_gguf.write_qwen2vl(tmp_path), random_gguf.write_qwen2vl_projector(tmp_path)
+    engine = LlamaEngine(options(path, context_tokens=512, threads=1, projector=str(mmproj)), lambda _: None)
+    begin, end = engine.tokenize("<|vision_start|>"), engine.tokenize("<|vision_end|>")
+    tokens, [part] = engine.see(noise(1, 168, 112))
+    assert (len(tokens), part.start, part.count) == (len(begin) + 24 + len(end), len(begin), 24)
+    assert (part.whole, part.advance) == (True, 6)
+    sizes = [(168, 112), (112, 112), (84, 196)]
+    prompts = [f"{'words ' * number}<mark>and<mark>what is it? {number}" for number in range(6)]
+
+    def asked(session: Session, request: int, number: int) -> None:
+        pictures = (noise(number, *sizes[number % 3]), noise(number + 9, *sizes[number % 2]))
+        ask(session, request, prompts[number], *pictures, client="ab"[number % 2])
+
+    alone = []
+    for number in range(6):
+        session = Session(engine)
+        asked(session, 1, number)
+        session.finish(1)
+        alone.append(session.text[1])
+    assert len(set(alone)) > 3
+    session = Session(engine)
+    for turn in range(2):
+        for number in range(6):
+            asked(session, 10 * turn + number, number)
+        session.finish(6 * (turn + 1))
+        assert [session.text[10 * turn + number] for number in range(6)] == alone
+    assert all(session.ended[10 + number].cached_tokens > 16 for number in range(6))
 
 
 def test_projectors_that_do_not_fit_are_refused_by_name(file: Path, tmp_path: Path) -> None:
