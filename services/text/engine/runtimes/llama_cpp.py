@@ -42,8 +42,8 @@ from services.text.engine.runtime import (
     kept_states,
 )
 from services.text.engine.runtimes import llama_cpp_streams
-from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
-from services.text.engine.runtimes.llama_cpp_picture_spans import MICRO_BATCH, Shifts, decode_pictures, picture_encoder
+from services.text.engine.runtimes.llama_cpp_model import MICRO_BATCH, last_error, load_model
+from services.text.engine.runtimes.llama_cpp_picture_spans import Shifts, decode_pictures, picture_encoder
 from services.text.engine.runtimes.llama_cpp_sampling import LlamaSampler, sampler_chain
 from services.text.engine.runtimes.llama_cpp_streams import StreamMemory, gap_fillers
 from services.text.engine.sampling import SamplingParams

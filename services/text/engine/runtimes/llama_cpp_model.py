@@ -16,6 +16,7 @@ from services.worker.messages import EngineError
 
 log = logging.getLogger(__name__)
 
+MICRO_BATCH = 512  # maximum tokens of a llama.cpp graph
 _LOG_ERROR = 4
 _LOG_WARNING = 3
 _SUMMARY = "failed to load model"  # the last line, which would hide the cause before it

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
@@ -18,17 +17,8 @@ from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import TokenSpan
 from services.worker.messages import EngineError
 
-MICRO_BATCH = 512  # maximum tokens of a llama.cpp graph
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The source of a picture part."""
-
-    owner: Any  # keeps the chunk
-    chunk: Any  # libmtmd's
-    both_ways: bool  # whether its tokens attend in both directions
-    places: NDArray[np.int32] | None  # M-RoPE's [4, tokens], relative to the first position; None: consecutive
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.llama_cpp_pictures import Tile
 
 
 def picture_encoder(options: EngineOptions, model: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
@@ -22,8 +23,7 @@ from numpy.typing import NDArray
 
 from services.text.engine.messages import EngineOptions, Pixels
 from services.text.engine.runtime import PicturePart, picture_token
-from services.text.engine.runtimes.llama_cpp_model import gpu_handle, last_error, log_callback
-from services.text.engine.runtimes.llama_cpp_picture_spans import MICRO_BATCH, Tile
+from services.text.engine.runtimes.llama_cpp_model import MICRO_BATCH, gpu_handle, last_error, log_callback
 from services.worker.messages import EngineError
 
 _BAD_PICTURE = 2  # mtmd_tokenize_from_parts: the picture cannot be scaled
@@ -43,6 +43,16 @@ class _Chunks:
 
     def __del__(self) -> None:
         mtmd_cpp.mtmd_input_chunks_free(self.pointer)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The source of a picture part."""
+
+    owner: _Chunks  # keeps the chunk
+    chunk: Any  # libmtmd's
+    both_ways: bool  # whether its tokens attend in both directions
+    places: NDArray[np.int32] | None  # M-RoPE's [4, tokens], relative to the first position; None: consecutive
 
 
 class PictureEncoder:

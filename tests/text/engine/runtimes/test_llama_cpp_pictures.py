@@ -15,7 +15,7 @@ from services.text.engine.__main__ import _prepare
 from services.text.engine.messages import Pixels, Submit, TokenLogprob
 from services.text.engine.runtime import PicturePart, TokenSpan
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
-from services.text.engine.runtimes.llama_cpp_picture_spans import Tile
+from services.text.engine.runtimes.llama_cpp_pictures import Tile
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 from tests.demo_model import demo_model_f32, demo_safetensors
