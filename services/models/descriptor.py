@@ -64,6 +64,17 @@ class ModelDescriptor(ModelFacts):
     loras: tuple[LoraFile, ...] = ()
     engine: EngineSettings = AS_THE_SERVICE_DOES
 
+    @property
+    def projector(self) -> Path | None:
+        """The file that encodes pictures for a GGUF model; None if it takes none."""
+        return next((path for path in self.files if is_projector(path.name)), None) if self.format == "gguf" else None
+
+
+def is_projector(path: str) -> bool:
+    """Returns True if a file's name is that of a projector (mmproj), which encodes pictures for a GGUF model."""
+    name = path.rpartition("/")[2].lower()
+    return "mmproj" in name and name.endswith(".gguf")
+
 
 def describe(
     facts: ModelFacts,

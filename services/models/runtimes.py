@@ -71,7 +71,8 @@ _LLAMA_CPP_DECODERS = frozenset(
     cohere2moe dbrx olmo olmo2 olmoe openelm arctic deepseek deepseek2 deepseek32 chatglm glm4 glm4moe bitnet jais jais2
     nemotron nemotron_h nemotron_h_moe exaone exaone4 exaone-moe rwkv6 rwkv6qwen2 rwkv7 arwkv7 granite granitemoe
     granitehybrid plm bailingmoe bailingmoe2 dots1 arcee afmoe ernie4_5 ernie4_5-moe hunyuan-moe hunyuan-dense smollm3
-    gpt-oss lfm2 lfm2moe smallthinker seed_oss grovemoe apertus minimax-m2 mistral3 mistral4 kimi-linear
+    gpt-oss lfm2 lfm2moe smallthinker seed_oss grovemoe apertus minimax-m2 mistral3 mistral4 kimi-linear qwen2vl qwen3vl
+    qwen3vlmoe
     """.split()  # noqa: SIM905 (a hundred quoted words are harder to read)
 )
 
@@ -162,6 +163,7 @@ RUNTIMES = (
         formats=frozenset({"gguf"}),
         architectures={
             "chat": _LLAMA_CPP_DECODERS,
+            "vision": _LLAMA_CPP_DECODERS,  # with a projector in a file of its own
             "embeddings": _LLAMA_CPP_DECODERS | LLAMA_CPP_ENCODERS,
             "rerank": _LLAMA_CPP_RERANKERS,
         },

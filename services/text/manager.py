@@ -80,6 +80,7 @@ class TextManager(ModelManager[TextResident]):
         options = EngineOptions(
             model_id=descriptor.id,
             path=str(descriptor.primary),
+            projector=str(descriptor.projector or ""),
             threads=settings.threads or available_cores(),
             gpu=runtime.gpu,
             device=runtime.device,

@@ -5,6 +5,8 @@
                          + 256 x vocabulary + 5 x scored x vocabulary
     the same, CPU        + streams x (context x 52 + 16 x cell bytes + layers x 8 KiB) for the cache: records, and freed
                          cells and parts of pages that stay; in compute context in place of cells
+    the same, pictures   + 4 x patches x (8 width + 3 inner + heads x patches) of the encoder, and for each sequence the
+                         embeddings of one part, 4 x patches x width
     llama_cpp, encoder   weights + batch x 4 x (8 width + 3 inner) + 256 x vocabulary
     torch, chat, CPU     weights as mapped + a second copy without the embedding (joined or converted layers)
                          + pages x cell bytes + states + compute
@@ -246,11 +248,27 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
         seen = context
         unused = BLOCK * shape.cell_bytes + shape.layers * 2 * _PAGE
         records = stream_count(options) * (context * STREAM_CELL_BYTES + unused)
+    compute = _MICRO_BATCH * (6 * seen + layer) + (256 + 5 * MOST_SCORED) * shape.vocabulary
+    if descriptor.projector:
+        compute += _projector(read_header(descriptor.projector), options.max_sequences * shape.width)
     return {
         "weights": descriptor.size,
         "cache": cells * shape.cell_bytes + records + (options.max_sequences + kept) * shape.state_bytes,
-        "compute": _MICRO_BATCH * (6 * seen + layer) + (256 + 5 * MOST_SCORED) * shape.vocabulary,
+        "compute": compute,
     }
+
+
+def _projector(header: GgufHeader, waiting: int) -> int:
+    """Returns the bytes for encoding pictures. `waiting`: numbers of embeddings that may wait for each patch."""
+
+    def number(name: str) -> int:
+        value = header.metadata.get(f"clip.vision.{name}", 0)
+        return value if isinstance(value, int) and value > 0 else 0
+
+    patches = (number("image_size") // (number("patch_size") or 1)) ** 2
+    width, inner = number("embedding_length"), number("feed_forward_length")
+    each = 8 * width + 3 * inner + number("attention.head_count") * patches + waiting
+    return FLOAT * patches * each
 
 
 class GgufShape:

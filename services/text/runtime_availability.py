@@ -3,8 +3,8 @@
 vLLM is detected without importing it, because the import takes seconds and belongs in a worker.
 
 The builds of llama.cpp stand beside the installed one for the processor. The folder `<root>/<kind>` holds one build:
-libllama and the libggml libraries that belong to it. It is renamed into place when it is complete. Workers load it
-instead of the installed one if LLAMA_CPP_LIB_PATH names it.
+libllama, libmtmd and the libggml libraries that belong to it. It is renamed into place when it is complete. Workers
+load it instead of the installed one if LLAMA_CPP_LIB_PATH and MTMD_CPP_LIB name it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from services.worker.devices import KINDS, RuntimeDevices, probe
 log = logging.getLogger(__name__)
 
 VARIABLE = "LLAMA_CPP_LIB_PATH"
+PICTURES = "MTMD_CPP_LIB"  # the same for libmtmd, which llama-cpp-python loads by itself
 BUILDS = ("cuda", "vulkan")
 _LLAMA = "llama_cpp"
 NAME = "vllm"
@@ -118,7 +119,7 @@ def llama_library(kind: str, root: Path | None = None) -> Path | None:
 def llama_environ(kind: str, root: Path | None = None) -> Mapping[str, str]:
     """Returns the variables of workers that compute on `kind`; empty: the installed llama.cpp."""
     folder = llama_library(kind, root)
-    return {VARIABLE: str(folder)} if folder else {}
+    return {VARIABLE: str(folder), PICTURES: str(folder)} if folder else {}
 
 
 async def llama_devices(root: Path | None = None) -> RuntimeDevices:

@@ -134,6 +134,17 @@ def test_all_bindings_are_written_or_the_build_fails(script: ModuleType, tmp_pat
         script.without_stale_bindings(source)
 
 
+def test_the_class_embedding_is_put_first_or_the_build_fails(script: ModuleType, tmp_path: Path) -> None:
+    source = tmp_path / "llava.cpp"
+    before, after = script._CLASS_FIRST
+    source.write_text(f"ggml_concat{before};", encoding="utf-8")
+    script.with_class_first(source)
+    assert source.read_text(encoding="utf-8") == f"ggml_concat{after};"
+    with pytest.raises(script.BuildError, match=r"llava\.cpp is not as expected"):
+        script.with_class_first(source)
+    assert all(text in SCRIPT.with_name("llama_wheel.cmake").read_text() for text in script._CLASS_FIRST)
+
+
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 has AMX")
 def test_the_compiler_keeps_all_of_a_tile_configuration(tmp_path: Path) -> None:
     source = "void f() { alignas(64) unsigned char c[64] = {1}; c[48] = 77; _tile_loadconfig(c); }"

@@ -53,3 +53,11 @@ def test_a_cached_library_that_was_compiled_without_the_files_is_found(
         processor.write_text(f"flags : fpu{flags}amx_tile\n")
         assert llama_fixed.is_slow(library) is slow
     assert not llama_fixed.is_slow(tmp_path / "missing.so")
+
+
+def test_a_cached_library_that_takes_no_pictures_is_found(llama_fixed: ModuleType, tmp_path: Path) -> None:
+    assert not llama_fixed.is_blind(tmp_path), "it is not installed"
+    (tmp_path / "libllama.so").touch()
+    assert llama_fixed.is_blind(tmp_path)
+    (tmp_path / "libmtmd.so").touch()
+    assert not llama_fixed.is_blind(tmp_path)

@@ -126,7 +126,9 @@ def test_a_build_is_a_folder_named_for_its_device(tmp_path: Path) -> None:
     for kind in ("cuda", "mps"):
         (tmp_path / kind).mkdir()
     assert llama_library("cuda", tmp_path) == tmp_path / "cuda"
-    assert llama_environ("cuda", tmp_path) == {"LLAMA_CPP_LIB_PATH": str(tmp_path / "cuda")}
+    assert llama_environ("cuda", tmp_path) == dict.fromkeys(
+        ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"), str(tmp_path / "cuda")
+    )
     assert llama_library("mps", tmp_path) is None
     default = Path(sys.prefix) / "llama.cpp" / "cuda"
     assert llama_library("cuda") == (default if default.is_dir() else None)

@@ -1,4 +1,4 @@
-"""Small GLM-4 and Nemotron-H models as GGUF, with random weights, for llama.cpp's support of these architectures."""
+"""Small GLM-4, Nemotron-H and Qwen2-VL models as GGUF, with random weights, for llama.cpp's support of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.verification.family_words import (
 
 WIDTH, HEADS, KV_HEADS, HIDDEN, CONTEXT = 128, 4, 2, 256, 1024
 STATE, GROUPS, KERNEL, INNER, SSM_HEADS = 16, 2, 4, 256, 4  # of a Mamba-2 layer
+AXES = (4, 6, 6)  # halves of a head's numbers that rotate with the time, the row and the column of a token
 NEMOTRON_LAYERS = "M-M*-"  # Mamba-2, feed-forward and attention, in NVIDIA's letters
 NORMAL, CONTROL = 1, 3
 
@@ -55,6 +56,10 @@ class _Writer:
         self.matrix("token_embd", size, WIDTH)
         self.matrix("output", size, WIDTH)
         self.ones("output_norm", WIDTH)
+        self.write()
+
+    def write(self) -> None:
+        """Writes the file."""
         self.gguf.write_header_to_file()
         self.gguf.write_kv_data_to_file()
         self.gguf.write_tensors_to_file()
@@ -104,6 +109,59 @@ def write_nemotron_h(folder: Path) -> Path:
     give_words(_words(folder), NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
     writer.close(_words(folder), "<|im_end|>")
     return folder / "nemotron-h.gguf"
+
+
+def write_qwen2vl(folder: Path) -> Path:
+    """Writes the text model of a Qwen2-VL of two layers, whose positions have three axes."""
+    writer = _Writer(folder / "qwen2vl.gguf", "qwen2vl")
+    _add_shape(writer.gguf, layers=2)
+    writer.gguf.add_head_count_kv(KV_HEADS)
+    writer.gguf.add_feed_forward_length(HIDDEN)
+    writer.gguf.add_rope_freq_base(10_000.0)
+    writer.gguf.add_rope_dimension_sections([*AXES, 0])
+    for layer in range(2):
+        block = f"blk.{layer}"
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.ones(f"{block}.{norm}", WIDTH)
+        writer.attention(block)
+        for name, size in (("attn_q", WIDTH), ("attn_k", WIDTH // 2), ("attn_v", WIDTH // 2)):
+            writer.plain(f"{block}.{name}.bias", np.linspace(-0.5, 0.5, size))
+        for name in ("ffn_up", "ffn_gate"):
+            writer.matrix(f"{block}.{name}", HIDDEN, WIDTH)
+        writer.matrix(f"{block}.ffn_down", WIDTH, HIDDEN)
+    give_words(_words(folder), NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
+    writer.close(_words(folder), "<|im_end|>")
+    return folder / "qwen2vl.gguf"
+
+
+def write_qwen2vl_projector(folder: Path) -> Path:
+    """Writes an encoder of pictures for it, with one layer; four patches of 14 x 14 pixels are one token."""
+    writer = _Writer(folder / "mmproj.gguf", "clip")
+    writer.gguf.add_clip_has_vision_encoder(True)
+    writer.gguf.add_clip_projector_type("qwen2vl_merger")
+    width, inner = 32, 64
+    numbers = {"embedding_length": width, "feed_forward_length": inner, "block_count": 1, "projection_dim": WIDTH}
+    numbers |= {"attention.head_count": 2, "image_size": 56, "patch_size": 14}
+    for name, value in numbers.items():
+        writer.gguf.add_uint32(f"clip.vision.{name}", value)
+    writer.gguf.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    for name in ("mean", "std"):
+        writer.gguf.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
+    patch = np.random.default_rng(8).standard_normal((2, width, 3, 14, 14)) * 0.05
+    writer.plain("v.patch_embd.weight", patch[0])
+    writer.plain("v.patch_embd.weight.1", patch[1])
+    sizes = {f"attn_{one}": (width, width) for one in ("q", "k", "v", "out")}
+    sizes |= {"ffn_up": (inner, width), "ffn_down": (width, inner)}
+    linear = {f"v.blk.0.{name}": size for name, size in sizes.items()}
+    linear |= {"mm.0": (4 * width, 4 * width), "mm.2": (WIDTH, 4 * width)}
+    for name, size in linear.items():
+        writer.matrix(name, *size)
+        writer.plain(f"{name}.bias", np.linspace(-0.1, 0.1, size[0]))
+    for name in ("v.blk.0.ln1", "v.blk.0.ln2", "v.post_ln"):
+        writer.ones(name, width)
+        writer.plain(f"{name}.bias", np.zeros(width))
+    writer.write()
+    return folder / "mmproj.gguf"
 
 
 def _add_mamba(writer: _Writer, block: str) -> None:

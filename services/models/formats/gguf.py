@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from services.errors import ModelInvalid, Unsupported
+from services.models.descriptor import is_projector
 from services.models.formats.config import architecture_of
 from services.models.formats.finding import Finding, in_parallel, listed, missing, place
 from services.models.formats.gguf_header import GgufError, GgufHeader, read_header_from
@@ -32,17 +33,18 @@ def split_of(path: str) -> Split:
 
 
 def splits_in(tree: FileTree) -> list[Split]:
-    """Returns every GGUF model of a tree, complete or not, by path. Projectors (mmproj) belong to other models."""
+    """Returns every GGUF model of a tree, complete or not, by path. Projectors belong to other models."""
     paths = (path for path in tree.files if path.lower().endswith(".gguf"))
-    return list(
-        dict.fromkeys(split_of(path) for path in sorted(paths) if "mmproj" not in path.rpartition("/")[2].lower())
-    )
+    return list(dict.fromkeys(split_of(path) for path in sorted(paths) if not is_projector(path)))
 
 
 # Architectures of llama.cpp that embed and do not generate. No runtime is known to run the last one.
 ENCODERS = LLAMA_CPP_ENCODERS | {"t5encoder"}
 _PARTS = {"mmproj": "a projector", "adapter": "an adapter", "imatrix": "an importance matrix"}  # general.type
 _POOLING_NONE, _POOLING_RANK = 0, 4  # llama.cpp's values of pooling_type
+_PRECISIONS = ("bf16", "f16", "q8_0", "f32")  # in names of projectors; the second is what most are published in
+# Projectors whose pictures depend on the tokens and pictures before them, which the runtime does not tell libmtmd.
+_UNSUPPORTED_PROJECTORS = frozenset({"deepseek4v", "hunyuanvl"})
 
 
 def inspect_gguf(tree: FileTree, file: str) -> Finding:
@@ -63,15 +65,51 @@ def inspect_gguf(tree: FileTree, file: str) -> Finding:
         raise ModelInvalid(f"{split[0]} is {part or 'a projector'}, not a model")
     where = f"general.architecture in {split[0]}"
     architecture = architecture_of(first.metadata.get("general.architecture"), where)
+    capability = _capability(first)
+    projector = projector_of(tree, split[0], first) if capability == "chat" else ()
     return Finding(
         format="gguf",
         modality="text",
         architecture=architecture,
-        capabilities=frozenset({_capability(first)}),
+        capabilities=frozenset({capability, "vision"} if projector else {capability}),
         context_tokens=first.context_length,
-        files=tuple(tree.files[path] for path in sorted(split)),
+        files=tuple(tree.files[path] for path in sorted((*split, *projector))),
         primary=split[0],
     )
+
+
+def projector_of(tree: FileTree, model: str, header: GgufHeader) -> tuple[str, ...]:
+    """Returns the path of the projector in the folder of a model's file, with which it takes pictures; empty: none.
+
+    Of several in different precisions it is one in 16 bits. One for a model of another width does not count.
+
+    Raises:
+        ModelInvalid: a projector is damaged; names the file.
+    """
+    folder = model.rpartition("/")[0]
+    paths = [path for path in sorted(tree.files) if is_projector(path) and path.rpartition("/")[0] == folder]
+    fitting = [path for path in paths if _fits(_header(tree, path), header)]
+    return tuple(sorted(fitting, key=_precision)[:1])
+
+
+def _fits(projector: GgufHeader, model: GgufHeader) -> bool:
+    """Returns True if llama.cpp can take pictures with this projector before this model."""
+    known = projector.metadata
+    kind = known.get("clip.projector_type", known.get("clip.vision.projector_type"))
+    width = model.metadata.get(f"{model.architecture}.embedding_length")
+    return (
+        projector.architecture == "clip"
+        and bool(known.get("clip.has_vision_encoder"))
+        and known.get("clip.vision.projection_dim") == width
+        and kind not in _UNSUPPORTED_PROJECTORS
+    )
+
+
+def _precision(path: str) -> int:
+    """Returns the place of a projector's precision in the order of preference."""
+    name = path.rpartition("/")[2].lower()
+    found = next((each for each in _PRECISIONS if each in name), "")
+    return ("f16", "bf16", "", "q8_0", "f32").index(found)
 
 
 def _choose(tree: FileTree, file: str) -> Split:

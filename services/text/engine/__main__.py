@@ -161,7 +161,8 @@ def _seen(runtime: Runtime, submit: Submit, parts: list[PicturePart]) -> Generat
     """
     if not runtime.ready.sees:
         raise EngineError("UNSUPPORTED", "the model takes no pictures", submit.pictures[0].param)
-    prompt = str(submit.prompt)
+    before, after = runtime.ready.picture_margins
+    prompt = str(submit.prompt).replace(submit.mark, before + submit.mark + after)
     _check_size(runtime, len(prompt.encode()))
     first, *texts = prompt.split(submit.mark)
     if len(texts) != len(submit.pictures):

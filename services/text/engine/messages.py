@@ -39,6 +39,7 @@ class EngineOptions:
     compiled: bool = True  # whether the model is compiled, if the runtime can
     ray_address: str = ""  # the Ray cluster of vllm: auto, or host:port; empty: none
     speculation: str = "off"  # off, or ngram: guesses from tokens of the request and its client
+    projector: str = ""  # path of the GGUF file that encodes pictures for the model; empty: none
     device: str = ""  # the kind of the GPU: cuda, vulkan or mps; empty: the runtime's choice
 
 

@@ -207,3 +207,49 @@ def test_only_the_headers_of_a_remote_model_are_read(tmp_path: Path) -> None:
     inspect(tree, "gguf")
     assert len(tree.opened) == 3
     assert tree.bytes_read <= 3 * 2**20
+
+
+def write_projector(path: Path, width: int = 64, kind: str = "mlp", *, sees: bool = True) -> Path:
+    """Writes the header of a projector for models of that width."""
+    data = header(
+        entry("general.architecture", STRING, "clip"),
+        entry("clip.has_vision_encoder", 7, sees),
+        entry("clip.projector_type", STRING, kind),
+        entry("clip.vision.projection_dim", 4, width),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def write_decoder(path: Path, width: int = 64) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header(entry("general.architecture", STRING, "llama"), entry("llama.embedding_length", 4, width)))
+    return path
+
+
+def test_a_model_and_its_projector_are_one_model_that_takes_pictures(tmp_path: Path) -> None:
+    write_decoder(tmp_path / "a/model.gguf")
+    for name in ("mmproj-F32.gguf", "mmproj-Q8_0.gguf", "mmproj-BF16.gguf"):
+        write_projector(tmp_path / "a" / name)
+    write_projector(tmp_path / "b/mmproj.gguf")
+    found = inspect(local(tmp_path), "gguf", "a/model.gguf")
+    assert (found.capabilities, found.primary) == ({"chat", "vision"}, "a/model.gguf")
+    assert paths(found) == ["a/mmproj-BF16.gguf", "a/model.gguf"]
+    write_projector(tmp_path / "a/model-mmproj-f16.gguf")
+    assert paths(inspect(local(tmp_path), "gguf")) == ["a/model-mmproj-f16.gguf", "a/model.gguf"]
+
+
+def test_a_projector_that_cannot_be_used_leaves_a_text_model(tmp_path: Path) -> None:
+    write_decoder(tmp_path / "model.gguf")
+    for name, changes in (
+        ("wide", {"width": 128}),
+        ("audio", {"sees": False}),
+        ("unsupported", {"kind": "hunyuanvl"}),
+    ):
+        with case(projector=name):
+            write_projector(tmp_path / "mmproj.gguf", **changes)
+            found = inspect(local(tmp_path), "gguf")
+            assert (found.capabilities, paths(found)) == ({"chat"}, ["model.gguf"])
+    (tmp_path / "mmproj.gguf").write_bytes(b"GGUF")
+    assert "mmproj.gguf" in refusal(tmp_path, "gguf")

@@ -22,9 +22,7 @@ llama.cpp's samplers and the greedy choice both read them.
 from __future__ import annotations
 
 import ctypes
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
@@ -33,16 +31,25 @@ from numpy.typing import NDArray
 
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.kv_cells import BLOCK, cache_cells, context_size, has_streams, stream_count
-from services.text.engine.messages import DecoderReady, EngineOptions, TokenLogprob
-from services.text.engine.runtime import Outcomes, OutOfCells, Sampled, TokenSpan, check_tokens, kept_states
+from services.text.engine.messages import DecoderReady, EngineOptions, Pixels, TokenLogprob
+from services.text.engine.runtime import (
+    Outcomes,
+    OutOfCells,
+    PicturePart,
+    Sampled,
+    TokenSpan,
+    check_tokens,
+    kept_states,
+)
 from services.text.engine.runtimes import llama_cpp_streams
-from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
+from services.text.engine.runtimes.llama_cpp_model import MICRO_BATCH, last_error, load_model
+from services.text.engine.runtimes.llama_cpp_picture_spans import Shifts, decode_pictures, picture_encoder
+from services.text.engine.runtimes.llama_cpp_sampling import LlamaSampler, sampler_chain
 from services.text.engine.runtimes.llama_cpp_streams import StreamMemory, gap_fillers
 from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in all
-MICRO_BATCH = 512  # maximum tokens of a llama.cpp graph
 LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 _NO_SPACE = 1  # llama_decode: no cells for the batch, nothing changed
 
@@ -57,6 +64,8 @@ class LlamaEngine:
             EngineError: MODEL_INVALID if llama.cpp cannot read the file, OUT_OF_MEMORY if the context does not fit.
         """
         self._model = load_model(options, progress)
+        self._pictures: Any = picture_encoder(options, self._model)
+        self._shifts = Shifts()
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocab)
         recurrent = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
@@ -107,6 +116,15 @@ class LlamaEngine:
             self._grammars = GrammarCompiler(self._vocabulary())
         return self._grammars.compile(grammar)
 
+    def see(self, pixels: Pixels) -> tuple[list[int], list[PicturePart]]:
+        """Returns a picture's tokens and parts. Raises EngineError (INVALID_REQUEST) for a size that is impossible."""
+        seen: tuple[list[int], list[PicturePart]] = self._pictures.see(pixels)
+        return seen
+
+    def encode(self, part: PicturePart) -> None:
+        """Computes the embeddings of a part."""
+        self._pictures.encode(part)
+
     def piece(self, token: int, special: bool) -> bytes:
         """Returns the bytes of a token: empty for ends, and for control tokens unless `special`."""
         return b"" if special and token in self._end_set else self._text_of(token, special)
@@ -121,47 +139,43 @@ class LlamaEngine:
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
-    ) -> _Sampler:
+    ) -> LlamaSampler:
         """Returns the sampling state of one request. Greedy sampling needs no llama.cpp chain."""
         check_tokens(params, self._n_vocab)
-        chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
+        chain = None if params.greedy else sampler_chain(params, prompt, self._n_vocab, self.ready.context_tokens)
         early = np.union1d(self._ends, np.array(params.stop_token_ids, np.int64))
-        return _Sampler(chain, params.ignore_eos, constraint, logprobs, params.min_tokens, early)
+        return LlamaSampler(chain, params.ignore_eos, constraint, logprobs, params.min_tokens, early)
 
-    def free_sampler(self, sampler: _Sampler) -> None:
+    def free_sampler(self, sampler: LlamaSampler) -> None:
         """Frees the sampler chain."""
         if sampler.chain is not None:
             llama_cpp.llama_sampler_free(sampler.chain)
             sampler.chain = None
 
     def step(self, spans: Sequence[TokenSpan]) -> list[Outcomes]:
-        """Computes all spans in one llama_decode and samples the next tokens of each span with a sampler."""
-        fillers = [] if self.shares_cells else gap_fillers(spans, self._end, self._context_tokens, self._room)
-        if fillers:
-            spans = sorted((*spans, *fillers), key=lambda span: span.sequence)
-        self._fill(spans)
-        result = llama_cpp.llama_decode(self._context, self._batch)
-        for filler in fillers:
-            llama_cpp.llama_memory_seq_rm(self._memory, filler.sequence, filler.start, -1)
-        if result == _NO_SPACE:
-            raise OutOfCells
-        if result != 0:
-            raise RuntimeError(f"llama_decode failed with {result}")
-        if self._streams:
-            for span in spans:
-                self._streams.use(span.sequence, span.start + len(span.tokens))
-        # An accelerator is still computing; the masks are filled meanwhile.
-        masks = [self._mask(span.sampler.constraint) if span.sampler else None for span in spans]
-        sampled = self._sample(spans, masks)
-        return [one for span, one in zip(spans, sampled, strict=True) if span not in fillers] if fillers else sampled
+        """Computes all spans, those of pictures first, and samples the next tokens of each span with a sampler."""
+        shown = [span for span in spans if span.part]
+        if not shown:
+            return self._compute(spans)
+        try:
+            self._show(shown)
+            words = [span for span in spans if not span.part]
+            sampled = iter(self._compute(words) if words else [])
+        except OutOfCells:
+            for span in shown:
+                self.drop(span.sequence, span.start)
+            raise
+        return [[] if span.part else next(sampled) for span in spans]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Marks the first `tokens` cells of `source` for `target` as well; with streams, copies them.
 
         A recurrent state is marked like a cell: llama.cpp copies it when one of the two sequences continues.
         """
+        self._shifts.copy(source, target, tokens)
         if self.shares_cells:
-            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
+            end = self._shifts.position(source, tokens)
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
         else:  # llama.cpp copies only whole streams
             if self._streams:
                 self._streams.copy(source, target, tokens)
@@ -170,18 +184,51 @@ class LlamaEngine:
 
     def drop(self, sequence: int, start: int = 0) -> None:
         """Removes the sequence's mark from its cells. A cell without marks is free."""
-        llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence, self._shifts.position(sequence, start), -1)
+        self._shifts.drop(sequence, start)
         if self._streams:
             self._streams.free(sequence, start, BLOCK)
 
     # --- a step
+
+    def _compute(self, spans: Sequence[TokenSpan]) -> list[Outcomes]:
+        """Computes spans of the vocabulary in one llama_decode, and samples."""
+        fillers = [] if self.shares_cells else gap_fillers(spans, self._end, self._context_tokens, self._room)
+        if fillers:
+            spans = sorted((*spans, *fillers), key=lambda span: span.sequence)
+        self._fill(spans)
+        result = llama_cpp.llama_decode(self._context, self._batch)
+        for filler in fillers:
+            llama_cpp.llama_memory_seq_rm(self._memory, filler.sequence, filler.start, -1)
+        self._check(result, spans)
+        # An accelerator is still computing; the masks are filled meanwhile.
+        masks = [self._mask(span.sampler.constraint) if span.sampler else None for span in spans]
+        sampled = self._sample(spans, masks)
+        return [one for span, one in zip(spans, sampled, strict=True) if span not in fillers] if fillers else sampled
+
+    def _show(self, spans: Sequence[TokenSpan]) -> None:
+        """Computes spans of pictures."""
+        for result, batch in decode_pictures(self._context, spans):
+            self._check(result, batch)
+            self._shifts.add(batch)
+        llama_cpp.llama_synchronize(self._context)
+
+    def _check(self, result: int, spans: Sequence[TokenSpan]) -> None:
+        """Checks the result of llama_decode, and records that the cells of the spans are used."""
+        if result == _NO_SPACE:
+            raise OutOfCells
+        if result != 0:
+            raise RuntimeError(f"llama_decode failed with {result}")
+        if self._streams:
+            for span in spans:
+                self._streams.use(span.sequence, span.start + len(span.tokens))
 
     def _fill(self, spans: Sequence[TokenSpan]) -> None:
         batch, at = self._batch, 0
         for span in spans:
             for offset, token in enumerate(span.tokens):
                 batch.token[at] = token
-                batch.pos[at] = span.start + offset
+                batch.pos[at] = span.start - span.shift + offset
                 batch.n_seq_id[at] = 1
                 batch.seq_id[at][0] = span.sequence
                 batch.logits[at] = 0
@@ -229,7 +276,7 @@ class LlamaEngine:
         return sampled
 
     def _choose(
-        self, sampler: _Sampler, logits: NDArray[np.float32], mask: NDArray[np.int32] | None, last: int
+        self, sampler: LlamaSampler, logits: NDArray[np.float32], mask: NDArray[np.int32] | None, last: int
     ) -> Sampled | EngineError:
         """Samples the next token from logits [vocabulary], which belong to token `last` of the batch."""
         raw = None if sampler.logprobs is None else logits.copy()
@@ -303,6 +350,7 @@ class LlamaEngine:
             eos=self._special(llama_cpp.llama_vocab_eos(self._vocab)),
             add_bos=llama_cpp.llama_vocab_get_add_bos(self._vocab),
             infill=self._infill(),
+            sees=self._pictures is not None,
         )
 
     def _infill(self) -> tuple[int, int, int] | None:
@@ -344,55 +392,5 @@ class LlamaEngine:
 
     def _warm_up(self) -> None:
         """Computes one token, so that the first request does not pay for page faults and allocations."""
-        self.step([TokenSpan(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler())])
+        self.step([TokenSpan(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], LlamaSampler())])
         self.drop(0)
-
-
-@dataclass(slots=True)
-class _Sampler:
-    """Sampling state of one request."""
-
-    chain: Any = None  # of llama.cpp's samplers; None for greedy sampling
-    ignore_end: bool = False
-    constraint: Constraint | None = None
-    logprobs: int | None = None
-    min_tokens: int = 0  # tokens to sample without those in `early`
-    early: Any = None  # tokens that end the answer
-
-
-def _chain(params: SamplingParams, prompt: Sequence[int], vocabulary: int, history: int) -> Any:
-    """Builds the sampler chain in the order that SamplingParams defines. Penalties cover the whole context."""
-    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-    add = llama_cpp.llama_sampler_chain_add
-    if params.logit_bias:
-        biases = (llama_cpp.llama_logit_bias * len(params.logit_bias))(
-            *(llama_cpp.llama_logit_bias(token, bias) for token, bias in params.logit_bias)
-        )
-        add(chain, llama_cpp.llama_sampler_init_logit_bias(vocabulary, len(biases), biases))
-    if params.repeat_penalty != 1.0:
-        repeat = llama_cpp.llama_sampler_init_penalties(vocabulary, history, params.repeat_penalty, 0.0, 0.0)
-        for token in prompt:
-            llama_cpp.llama_sampler_accept(repeat, token)
-        add(chain, repeat)
-    if params.frequency_penalty or params.presence_penalty:
-        frequency, presence = params.frequency_penalty, params.presence_penalty
-        add(chain, llama_cpp.llama_sampler_init_penalties(vocabulary, history, 1.0, frequency, presence))
-    if params.temperature == 0:
-        add(chain, llama_cpp.llama_sampler_init_greedy())
-        return chain
-    if params.temperature != 1.0:
-        add(chain, llama_cpp.llama_sampler_init_temp(params.temperature))
-    if params.top_k > 0:
-        add(chain, llama_cpp.llama_sampler_init_top_k(params.top_k))
-    if params.top_p < 1.0:
-        add(chain, llama_cpp.llama_sampler_init_top_p(params.top_p, 1))
-    if params.min_p > 0:
-        add(chain, llama_cpp.llama_sampler_init_min_p(params.min_p, 1))
-    add(chain, llama_cpp.llama_sampler_init_dist(_seed(params.seed)))
-    return chain
-
-
-def _seed(wanted: int | None) -> int:
-    """Returns a 32-bit seed, never LLAMA_DEFAULT_SEED, which llama.cpp treats as "random"."""
-    seed = secrets.randbits(32) if wanted is None else (wanted ^ (wanted >> 32)) & 0xFFFFFFFF
-    return seed if seed != llama_cpp.LLAMA_DEFAULT_SEED else 0

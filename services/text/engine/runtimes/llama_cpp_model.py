@@ -16,6 +16,7 @@ from services.worker.messages import EngineError
 
 log = logging.getLogger(__name__)
 
+MICRO_BATCH = 512  # maximum tokens of a llama.cpp graph
 _LOG_ERROR = 4
 _LOG_WARNING = 3
 _SUMMARY = "failed to load model"  # the last line, which would hide the cause before it
@@ -27,7 +28,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
 
     Raises EngineError: MODEL_INVALID if llama.cpp cannot read it, UNSUPPORTED if it has no such GPU.
     """
-    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(log_callback, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
 
     @llama_cpp.llama_progress_callback
@@ -37,7 +38,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
 
     params = llama_cpp.llama_model_default_params()
     # Without a GPU none may be seen: by default llama.cpp would still use one for large batches.
-    devices = (ctypes.c_void_p * 2)(_gpu(options) if options.gpu else None, None)  # ends with a null
+    devices = (ctypes.c_void_p * 2)(gpu_handle(options) if options.gpu else None, None)  # ends with a null
     params.devices = ctypes.cast(devices, ctypes.c_void_p)
     params.n_gpu_layers = -1 if options.gpu else 0
     params.progress_callback = on_progress
@@ -50,7 +51,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
     return model
 
 
-def _gpu(options: EngineOptions) -> int:
+def gpu_handle(options: EngineOptions) -> int:
     """Returns the handle of the best GPU of the requested kind. Without this check llama.cpp would silently compute on
     the processor.
     """
@@ -69,7 +70,8 @@ def last_error() -> str:
 
 
 @llama_cpp.llama_log_callback
-def _log_callback(level: int, text: bytes, _: Any) -> None:
+def log_callback(level: int, text: bytes, _: Any) -> None:
+    """Logs llama.cpp's warnings and errors, and keeps the last error."""
     if level < _LOG_WARNING or level > _LOG_ERROR:
         return
     line = text.decode(errors="replace").strip()
