@@ -104,7 +104,7 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
         failed = model_pb2.Model(id="broken", state=model_pb2.MODEL_STATE_FAILED, reason="its file is cut off")
         for model in (ready, failed, *self.others):
             model.modality = model_pb2.MODALITY_TEXT
-            model.capabilities[:] = ["chat"]
+            model.capabilities[:] = sorted({"chat", *model.capabilities})
             yield model_service_pb2.WatchModelsResponse(changed=manifest_pb2.DesiredModel(model=model))
         for model_id, modality, capability in LOADING:
             model = model_pb2.Model(id=model_id, state=model_pb2.MODEL_STATE_READY, modality=modality)

@@ -295,7 +295,8 @@ def test_text_files_come_with_a_message(chat: Open, scripted: Scripted, tmp_path
     answers(scripted, "Fine.")
     attach = ".composer input[type=file]"
     for name, content, why in [
-        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is not a text file in UTF-8."),
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is not a picture that this browser can read."),
+        ("photo.txt", b"\x89PNG\r\n\x1a\n\0\0", "photo.txt is neither a picture nor a text file in UTF-8."),
         ("none.txt", b"", "none.txt is empty."),
         ("long.txt", b"x" * (1024**2 + 1), "long.txt is 1.0 MiB; the limit is 1.0 MiB."),
     ]:
@@ -434,11 +435,11 @@ def test_the_keyboard_brings_and_takes_files(
     page = chat(**size)
     notes = tmp_path / "notes.txt"
     notes.write_text("Bees dance.\n")
-    page.tab_to("button", "Attach text files")
+    page.tab_to("button", "Attach text or pictures")
     page.pick(notes)
     use(page, "button", "Remove notes.txt")
-    page.wait(f"!document.querySelector('.files') && {NAME} === 'Attach text files'")
-    page.tab_to("button", "Attach text files")
+    page.wait(f"!document.querySelector('.files') && {NAME} === 'Attach text or pictures'")
+    page.tab_to("button", "Attach text or pictures")
     page.pick(notes)
     page.wait("document.querySelector('.files')")
     answers(scripted, "They do.")

@@ -4,13 +4,13 @@ import { signal, type Signal } from "@preact/signals";
 import { FinishReason } from "../../generated/allm/text/v1/chat_pb";
 import { ChatService, type StreamChatCompletionResponse } from "../../generated/allm/text/v1/chat_service_pb";
 import { newId } from "../database";
-import { asFailure } from "../failure";
+import { asFailure, sizeRefused } from "../failure";
 import { stream } from "../grpc_web";
 import { begin, change, conversations, followTabs, putTurn, saveNow } from "./conversations";
 import { endLostAnswers } from "./lost_answers";
 import { requestFor } from "./request";
 import { change as changeSettings, settings } from "./settings";
-import { isRunning, leafAfter, pathTo, stopped, titleOf, withTurn, type Answer, type Conversation, type Message, type TextFile } from "./tree";
+import { isPicture, isRunning, leafAfter, pathTo, stopped, titleOf, withTurn, type Answer, type AttachedFile, type Conversation, type Message, type Turn } from "./tree";
 
 const FLUSH_MS = 40; // tokens may arrive faster than a page can be drawn
 const SAVE_MS = 1000;
@@ -37,7 +37,7 @@ export function isHere(id: string): boolean {
 }
 
 /** Sends a message at the end of a conversation, or of a new one (null), and requests the answer. */
-export async function say(conversation: Conversation | null, text: string, files: TextFile[], model: string): Promise<void> {
+export async function say(conversation: Conversation | null, text: string, files: AttachedFile[], model: string): Promise<void> {
   changeSettings({ model });
   const message: Message = { id: newId(), parent: conversation?.leaf ?? null, role: "user", text, files };
   if (conversation) change(conversation.id, (before) => withTurn(before, message));
@@ -75,7 +75,8 @@ export function stop(conversation: string): void {
 async function answer(id: string, parent: string | null, model: string): Promise<void> {
   const conversation = conversations.peek().get(id);
   if (!conversation || isRunning(conversation)) return;
-  const request = requestFor(model, pathTo(conversation, parent), settings.peek());
+  const path = pathTo(conversation, parent);
+  const request = requestFor(model, path, settings.peek());
   let now: Answer = {
     id: newId(), parent, role: "assistant", model, settings: settings.peek(), text: "", reasoning: "", calls: [],
     state: "running", failure: null, finish: FinishReason.UNSPECIFIED, askedAt: performance.now(), firstAt: null,
@@ -100,12 +101,18 @@ async function answer(id: string, parent: string | null, model: string): Promise
     }
     now = { ...now, state: "done" };
   } catch (error) {
-    const { kind, sentence, requestId } = asFailure(error, ended.signal.aborted);
+    const explained = sizeRefused(error, pictureBytes(path), "ALLM_MAX_BODY_BYTES", "Start a new conversation with fewer pictures");
+    const { kind, sentence, requestId } = asFailure(explained, ended.signal.aborted);
     now = { ...now, state: "failed", failure: { kind, sentence, requestId } };
   }
   [flush, save].forEach((timer) => clearTimeout(timer));
   live.delete(now.id);
   putTurn(id, now);
+}
+
+function pictureBytes(path: readonly Turn[]): number {
+  const files = path.flatMap((turn) => (turn.role === "user" ? turn.files : []));
+  return files.reduce((sum, file) => sum + (isPicture(file) ? file.url.length : 0), 0);
 }
 
 function after(now: Answer, { event }: StreamChatCompletionResponse): Answer {

@@ -2,12 +2,12 @@
 
 import { effect, signal } from "@preact/signals";
 import type { Model } from "../../generated/allm/models/v1/model_pb";
-import type { TextFile, Turn } from "./tree";
+import { isPicture, type AttachedFile, type Turn } from "./tree";
 
 const PLACE = "allm.draft";
 const CHARACTERS_PER_TOKEN = 4; // of English text
 
-export const draft = signal<{ text: string; files: TextFile[] }>(stored());
+export const draft = signal<{ text: string; files: AttachedFile[] }>(stored());
 
 effect(() => {
   const { text, files } = draft.value;
@@ -27,7 +27,7 @@ function store(stored: typeof draft.value): boolean {
 function stored() {
   try {
     const { text, files } = JSON.parse(sessionStorage.getItem(PLACE) ?? "");
-    return { text: String(text), files: files as TextFile[] };
+    return { text: String(text), files: files as AttachedFile[] };
   } catch {
     return { text: "", files: [] };
   }
@@ -50,7 +50,8 @@ function tokensOf(path: readonly Turn[]): number {
   return known + guess(path.slice(at + 1));
 }
 
-function guess(parts: readonly (Turn | { text: string; files: TextFile[] })[]): number {
-  const texts = parts.flatMap((part) => [part.text, ...("files" in part ? part.files.map((file) => file.text) : [])]);
+// Pictures are not counted: a model can take 10 tokens for one, or 10,000.
+function guess(parts: readonly (Turn | { text: string; files: AttachedFile[] })[]): number {
+  const texts = parts.flatMap((part) => [part.text, ...("files" in part ? part.files.map((file) => (isPicture(file) ? "" : file.text)) : [])]);
   return Math.ceil(texts.reduce((sum, text) => sum + text.length, 0) / CHARACTERS_PER_TOKEN);
 }

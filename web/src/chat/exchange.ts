@@ -4,10 +4,11 @@ import { FinishReason } from "../../generated/allm/text/v1/chat_pb";
 import { save } from "../saving";
 import { conversations, put } from "./conversations";
 import { FIRST, isWrong, readSettings, type Settings } from "./settings";
-import { pathTo, type Answer, type Call, type Conversation, type TextFile, type Turn } from "./tree";
+import { pathTo, type Answer, type AttachedFile, type Call, type Conversation, type Turn } from "./tree";
 
 const FORMAT = "allm-conversations";
 const VERSION = 1;
+const PICTURE = /^data:image\/(gif|jpeg|png|webp);base64,[\w+/=]+$/;
 
 type Json = Record<string, unknown>;
 
@@ -92,9 +93,13 @@ function usable(settings: Settings): Settings {
   return isWrong(settings) ? FIRST : settings;
 }
 
-function file(json: unknown, where: string): TextFile {
+function file(json: unknown, where: string): AttachedFile {
   const from = object(json, `${where}.files`);
-  return { name: text(from["name"], `${where}.files.name`), text: text(from["text"], `${where}.files.text`) };
+  const name = text(from["name"], `${where}.files.name`);
+  if (from["url"] === undefined) return { name, text: text(from["text"], `${where}.files.text`) };
+  const url = text(from["url"], `${where}.files.url`);
+  if (!PICTURE.test(url)) throw new Error(`${where}.files.url is not a data URL of a picture`);
+  return { name, url };
 }
 
 function call(json: unknown, where: string): Call {

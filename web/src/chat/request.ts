@@ -4,7 +4,7 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 import { ChatRole, ToolChoice_Mode, type ChatMessageSchema } from "../../generated/allm/text/v1/chat_pb";
 import type { StreamChatCompletionRequestSchema } from "../../generated/allm/text/v1/chat_service_pb";
 import { readTools, sampling, type Settings } from "./settings";
-import type { Answer, TextFile, Turn } from "./tree";
+import { isPicture, type Answer, type Message as UserMessage, type TextFile, type Turn } from "./tree";
 
 type Message = MessageInitShape<typeof ChatMessageSchema>;
 export type Request = Omit<MessageInitShape<typeof StreamChatCompletionRequestSchema>, "$typeName"> & { messages: Message[] };
@@ -16,7 +16,7 @@ export function requestFor(model: string, before: readonly Turn[], form: Setting
   const messages: Message[] = [];
   if (form.system.trim()) messages.push({ role: ChatRole.SYSTEM, content: text(form.system) });
   for (const turn of before) {
-    if (turn.role === "user") messages.push({ role: ChatRole.USER, content: text(turn.files.map(quoted).join("") + turn.text) });
+    if (turn.role === "user") messages.push({ role: ChatRole.USER, content: content(turn) });
     else messages.push(...spoken(turn));
   }
   return {
@@ -28,6 +28,13 @@ export function requestFor(model: string, before: readonly Turn[], form: Setting
     outputFormat: form.schema.trim() ? { format: { case: "jsonSchema", value: form.schema } } : undefined,
     reasoningEffort: form.effort,
   };
+}
+
+/** The pictures of a message, and then its text with those of its files. */
+function content({ files, text: said }: UserMessage) {
+  const pictures = files.filter(isPicture).map(({ url }) => ({ part: { case: "image" as const, value: { source: { case: "url" as const, value: url } } } }));
+  const whole = files.map((file) => (isPicture(file) ? "" : quoted(file))).join("") + said;
+  return [...pictures, ...(whole ? text(whole) : [])];
 }
 
 /** A file as models read it: its name, and its text in a fence that the text does not contain. */

@@ -1,6 +1,7 @@
-// Code snippets that send a request of the chat.
+// Code snippets that send a request of the chat. They read its pictures from files: `picture-1.png`, `picture-2.jpeg`.
 
-import { ChatRole } from "../../generated/allm/text/v1/chat_pb";
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import { ChatRole, type ContentPartSchema } from "../../generated/allm/text/v1/chat_pb";
 import { key } from "../key";
 import type { Request } from "./request";
 import { NUMBERS, sampling, type Settings, readTools } from "./settings";
@@ -14,23 +15,57 @@ const ROLES: Record<number, string> = {
 // Parameters of the REST API that OpenAI's SDKs do not know.
 const EXTENSIONS = ["top_k", "min_p"];
 
+// A picture in a body, until `withPictures` writes how the language reads its file.
+const PICTURE = "\0picture-";
+const WRITTEN_PICTURE = /"\\u0000(picture-\d+\.(\w+))"/g;
+
 export function snippet(language: Language, request: Request, form: Settings): string {
-  const body = restBody(request, form);
+  const numbered = withFileNames(request);
+  const body = restBody(numbered, form);
   if (language === "curl") return curl(body);
   if (language === "Python") return python(body);
   if (language === "Node") return node(body);
-  return grpc(request, form);
+  return grpc(numbered, form);
 }
 
 type Body = Record<string, unknown>;
+type Part = MessageInitShape<typeof ContentPartSchema>;
+
+/** The request with names of files in place of the pictures' data. */
+function withFileNames(request: Request): Request {
+  let count = 0;
+  const named = (part: Part): Part => {
+    const url = pictureOf(part);
+    if (url === undefined) return part;
+    const value = `${PICTURE}${(count += 1)}.${/^data:image\/(\w+)/.exec(url)?.[1] ?? "png"}`;
+    return { part: { case: "image", value: { source: { case: "url", value } } } };
+  };
+  return { ...request, messages: request.messages.map((message) => ({ ...message, content: message.content?.map(named) })) as Request["messages"] };
+}
+
+function pictureOf({ part }: Part): string | undefined {
+  return part?.case === "image" && part.value.source?.case === "url" ? part.value.source.value : undefined;
+}
+
+function withPictures(code: string, read: (file: string, type: string) => string): string {
+  return code.replace(WRITTEN_PICTURE, (_, file: string, type: string) => read(file, type));
+}
+
+/** A message's content: its text, or a list of parts if it has pictures. */
+function restContent(parts: readonly Part[]): string | Body[] | null {
+  if (parts.every((part) => pictureOf(part) === undefined)) return parts.map(({ part }) => part?.value ?? "").join("") || null;
+  return parts.map((part) => {
+    const url = pictureOf(part);
+    return url === undefined ? { type: "text", text: part.part?.value } : { type: "image_url", image_url: { url } };
+  });
+}
 
 function restBody(request: Request, form: Settings): Body {
   const messages = (request.messages ?? []).map((message) => {
-    const content = (message.content ?? []).map((piece) => piece.part?.value ?? "").join("");
     const calls = (message.toolCalls ?? []).map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.argumentsJson } }));
     return {
       role: ROLES[message.role ?? 0],
-      content: content || null,
+      content: restContent(message.content ?? []),
       ...(calls.length ? { tool_calls: calls } : {}),
       ...(message.toolCallId ? { tool_call_id: message.toolCallId } : {}),
     };
@@ -57,22 +92,34 @@ function numbers(form: Settings): Body {
 }
 
 function curl(body: Body): string {
-  const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   const authorization = key.value ? ` \\\n  -H "authorization: Bearer $ALLM_API_KEY"` : "";
-  return `curl --no-buffer ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json'${authorization} \\\n  -d '${quoted}'`;
+  const before = `curl --no-buffer ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json'${authorization} \\\n `;
+  return shell(before, JSON.stringify(body, null, 2), "", "@-");
+}
+
+/** A command with the JSON as an argument; with pictures, which an argument cannot hold, as its standard input. */
+function shell(before: string, json: string, after: string, standardInput: string): string {
+  if (json.search(WRITTEN_PICTURE) < 0) return `${before} -d '${json.replaceAll("'", "'\\''")}'${after}`;
+  const here = json.replace(new RegExp(`${WRITTEN_PICTURE.source}|[\\\\$\`]`, "g"), (found, file?: string, type?: string) =>
+    file ? `"data:image/${type};base64,$(base64 < ${file} | tr -d '\\n')"` : `\\${found}`);
+  return `${before} -d ${standardInput}${after} <<EOF\n${here}\nEOF`;
 }
 
 function python(body: Body): string {
   const { extra, rest } = split(body);
   const lines = Object.entries(rest).map(([name, value]) => `    ${name}=${literal(value)},`);
   if (Object.keys(extra).length) lines.push(`    extra_body=${literal(extra)},`);
+  const pictures = lines.some((line) => line.search(WRITTEN_PICTURE) >= 0);
+  const picture = (file: string, type: string) => `"data:image/${type};base64," + b64encode(open("${file}", "rb").read()).decode()`;
+  const imports = [...(key.value ? ["import os"] : []), ...(pictures ? ["from base64 import b64encode"] : [])];
   return [
-    ...(key.value ? ["import os", ""] : []),
+    ...imports,
+    ...(imports.length ? [""] : []),
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${JSON.stringify(`${location.origin}/v1`)}, api_key=${key.value ? 'os.environ["ALLM_API_KEY"]' : '"unused"'})`,
     "for chunk in client.chat.completions.create(",
-    ...lines,
+    ...lines.map((line) => withPictures(line, picture)),
     "):",
     '    if chunk.choices:',
     '        print(chunk.choices[0].delta.content or "", end="", flush=True)',
@@ -89,11 +136,14 @@ function literal(value: unknown): string {
 }
 
 function node(body: Body): string {
+  const json = JSON.stringify(body, null, 2);
+  const code = withPictures(json, (file, type) => `"data:image/${type};base64," + readFileSync("${file}", "base64")`);
   return [
+    ...(code === json ? [] : ['import { readFileSync } from "node:fs";']),
     'import OpenAI from "openai";',
     "",
     `const client = new OpenAI({ baseURL: ${JSON.stringify(`${location.origin}/v1`)}, apiKey: ${key.value ? "process.env.ALLM_API_KEY" : '"unused"'} });`,
-    `const stream = await client.chat.completions.create(${JSON.stringify(body, null, 2)});`,
+    `const stream = await client.chat.completions.create(${code});`,
     'for await (const chunk of stream) process.stdout.write(chunk.choices[0]?.delta?.content ?? "");',
   ].join("\n");
 }
@@ -104,7 +154,7 @@ function grpc(request: Request, form: Settings): string {
     model: request.model,
     messages: (request.messages ?? []).map((each) => ({
       role: `CHAT_ROLE_${ROLES[each.role ?? 0]!.toUpperCase()}`,
-      content: (each.content ?? []).map((piece) => ({ text: piece.part?.value })),
+      content: (each.content ?? []).map((piece) => (pictureOf(piece) === undefined ? { text: piece.part?.value } : { image: { url: pictureOf(piece) } })),
       ...(each.toolCalls?.length ? { toolCalls: each.toolCalls } : {}),
       ...(each.toolCallId ? { toolCallId: each.toolCallId } : {}),
     })),
@@ -113,10 +163,11 @@ function grpc(request: Request, form: Settings): string {
     ...(form.schema.trim() ? { outputFormat: { jsonSchema: form.schema } } : {}),
     ...(form.effort ? { reasoningEffort: form.effort } : {}),
   };
-  const body = JSON.stringify(message, (_, value) => (typeof value === "bigint" ? String(value) : value), 2).replaceAll("'", "'\\''");
+  const body = JSON.stringify(message, (_, value) => (typeof value === "bigint" ? String(value) : value), 2);
   const plain = location.protocol === "http:" ? " -plaintext" : "";
   const authorization = key.value ? ` -H "authorization: Bearer $ALLM_API_KEY"` : "";
-  return `grpcurl${plain}${authorization} -d '${body}' \\\n  ${location.host}${location.port ? "" : location.protocol === "http:" ? ":80" : ":443"} allm.text.v1.ChatService/StreamChatCompletion`;
+  const host = `${location.host}${location.port ? "" : location.protocol === "http:" ? ":80" : ":443"}`;
+  return shell(`grpcurl${plain}${authorization}`, body, ` \\\n  ${host} allm.text.v1.ChatService/StreamChatCompletion`, "@");
 }
 
 function split(body: Body): { extra: Body; rest: Body } {

@@ -11,6 +11,15 @@ export interface TextFile {
   text: string;
 }
 
+/** A picture that a message brings along. */
+export interface PictureFile {
+  name: string;
+  /** A data URL. */
+  url: string;
+}
+
+export type AttachedFile = TextFile | PictureFile;
+
 /** A tool call, and its result as the user entered it. */
 export interface Call {
   id: string;
@@ -27,7 +36,7 @@ interface Node {
 export interface Message extends Node {
   role: "user";
   text: string;
-  files: TextFile[];
+  files: AttachedFile[];
 }
 
 /** A model's answer; times are from `performance.now()` of one page, in milliseconds: only their differences count. */
@@ -62,6 +71,10 @@ export interface Conversation extends Kept {
 }
 
 const TITLE_LENGTH = 60;
+
+export function isPicture(file: AttachedFile): file is PictureFile {
+  return "url" in file;
+}
 
 /** The turns from the first to the one with this id. */
 export function pathTo({ turns }: Conversation, id: string | null): Turn[] {

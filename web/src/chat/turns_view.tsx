@@ -8,7 +8,7 @@ import { sayAgain, show } from "./answering";
 import { AnswerView } from "./answer_view";
 import { putTurn } from "./conversations";
 import { MESSAGE } from "./focus";
-import { isRunning, pathTo, versionsOf, type Conversation, type Message, type Turn } from "./tree";
+import { isPicture, isRunning, pathTo, versionsOf, type AttachedFile, type Conversation, type Message, type Turn } from "./tree";
 
 const NEAR_END = 120; // pixels: a user who has scrolled further up is reading there
 
@@ -74,9 +74,7 @@ function MessageView({ message, edit, versions }: { message: Message; edit: Comp
   return (
     <article class="turn user" aria-label="You">
       <p class="who">You</p>
-      {message.files.map((file, at) => (
-        <details key={at} class="attached"><summary>{file.name}</summary><CodeBlock text={file.text} language={file.name.split(".").pop() ?? ""} /></details>
-      ))}
+      {message.files.map((file, at) => <FileView key={at} file={file} />)}
       {message.text && <p class="said">{message.text}</p>}
       <div class="below">
         {versions}
@@ -85,6 +83,11 @@ function MessageView({ message, edit, versions }: { message: Message; edit: Comp
       </div>
     </article>
   );
+}
+
+function FileView({ file }: { file: AttachedFile }) {
+  if (isPicture(file)) return <img class="attached" src={file.url} alt={file.name} title={file.name} />;
+  return <details class="attached"><summary>{file.name}</summary><CodeBlock text={file.text} language={file.name.split(".").pop() ?? ""} /></details>;
 }
 
 interface EditorProps {
@@ -98,7 +101,7 @@ interface EditorProps {
 function Editor({ turn, conversation, model, onDone }: EditorProps) {
   const [text, setText] = useState(turn.text);
   const area = useRef<HTMLTextAreaElement>(null);
-  const possible = Boolean(text.trim());
+  const possible = Boolean(text.trim() || (turn.role === "user" && turn.files.length));
   useLayoutEffect(() => area.current?.focus(), []);
   const cancel = () => onDone(`edit-${turn.id}`);
   const keep = () => {

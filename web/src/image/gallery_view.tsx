@@ -1,5 +1,10 @@
 // The images that this browser keeps.
 
+import { Modality } from "../../generated/allm/models/v1/model_pb";
+import { having, serves } from "../catalog";
+import { readPicture } from "../chat/attachments";
+import { addressOf } from "../chat/conversations";
+import { draft } from "../chat/draft";
 import { bytes } from "../measures";
 import { Unkept } from "../notes";
 import { save } from "../saving";
@@ -8,6 +13,7 @@ import { gallery, keptBytes, MOST_BYTES, MOST_IMAGES, remove, removeAll, type Sh
 import { change } from "./generation";
 
 export function GalleryView({ onEdit }: { onEdit: (picture: ShownPicture) => void }) {
+  const seen = having("vision", Modality.TEXT).some(serves);
   if (!gallery.value.length) return null;
   return (
     <section aria-labelledby="gallery-title">
@@ -23,6 +29,7 @@ export function GalleryView({ onEdit }: { onEdit: (picture: ShownPicture) => voi
             <div class="row">
               <button type="button" onClick={() => save(picture.content, `${picture.model}-${picture.seed}.png`, "image/png")}>Save</button>
               <button type="button" onClick={() => onEdit(picture)}>Edit</button>
+              {seen && <button type="button" onClick={() => void ask(picture)}>Ask about it</button>}
               <button type="button" class="quiet" onClick={() => change({ seed: String(picture.seed), prompt: picture.prompt, negative: picture.negative })}>Use prompt and seed</button>
               <button type="button" class="quiet" onClick={() => void remove(picture.id)}>Delete</button>
             </div>
@@ -31,6 +38,13 @@ export function GalleryView({ onEdit }: { onEdit: (picture: ShownPicture) => voi
       </ul>
     </section>
   );
+}
+
+/** Attaches an image to the next message of the chat. */
+async function ask({ content, model, seed }: ShownPicture): Promise<void> {
+  const file = await readPicture(content, `${model}-${seed}.png`);
+  draft.value = { ...draft.peek(), files: [...draft.peek().files, file] };
+  location.hash = addressOf();
 }
 
 /** How much is kept, how much may be, and the button that deletes all. */
