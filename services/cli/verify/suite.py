@@ -19,7 +19,7 @@ from services.cli.models.connection import Connection, Late, Lost
 from services.cli.models.page import Page, modality_word
 from services.cli.models.progress import Stage, loaded, of_replica, stage
 from services.cli.problem import Problem
-from services.cli.verify import chat_template, ending, likelihood, sameness, tools_and_schemas
+from services.cli.verify import chat_template, ending, likelihood, pictures, sameness, tools_and_schemas
 from services.cli.verify.check import Check, CheckFailed, CheckOutcome, Skipped, Verdict
 from services.cli.verify.subject import Subject
 
@@ -84,6 +84,7 @@ CHECKS = (
     likelihood.LONG_PROMPT_CHECK,
     tools_and_schemas.TOOL_CHECK,
     tools_and_schemas.SCHEMA_CHECK,
+    pictures.PICTURE_CHECK,
     ending.CANCEL_CHECK,
     UNLOAD_CHECK,
 )
