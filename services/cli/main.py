@@ -20,7 +20,7 @@ from services.cli.models.app import add, models_app
 from services.cli.models.catalog import session
 from services.cli.models.options import Address, Json
 from services.cli.problem import Problem, plainly
-from services.cli.run import Chat, answer, converse
+from services.cli.run import Chat, answer, converse, read_picture
 from services.cli.serve.gateway import run_gateway
 from services.cli.serve.serve import Screen
 from services.cli.serve.serve import serve as serve_stack
@@ -132,6 +132,10 @@ def run_model(
             help="`temperature=0`, `max_tokens=100`, `system=TEXT` and others; repeatable.",
         ),
     ] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option("--image", metavar="PATH", help="A picture for a model that sees; repeatable."),
+    ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
@@ -142,7 +146,9 @@ def run_model(
     * `allm run smollm2-135m-instruct` begins a conversation; `/?` shows its commands
     * `allm run smollm2-135m-instruct "What is the capital of France?"`
     * `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt
+    * `allm run shapes-vlm --image drawing.png "What color is the circle?"`
 
+    In a conversation, a path such as `./drawing.png` in a prompt also shows the model that picture.
     For the arrow keys, the prompts of conversations are kept in `ALLM_HOME/history`, which only you can read.
     """
     with session(address) as at:
@@ -150,12 +156,13 @@ def run_model(
         words = " ".join(prompt or ())
         piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
         text = "\n\n".join(filter(None, (words, piped)))
+        pictures = [read_picture(path) for path in images or ()]
         if text:
-            answer(chat, text, as_json=as_json)
+            answer(chat, text, pictures, as_json=as_json)
         elif as_json or not sys.stdin.isatty():
             raise Problem("there is no prompt: give one as an argument or through a pipe")
         else:
-            converse(chat, at.settings.home)
+            converse(chat, at.settings.home, pictures)
 
 
 app.command(name="pull")(add)

@@ -6,6 +6,7 @@ each piece. Elsewhere the answer is printed as the model writes it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,12 @@ NUMBERS = {
     for field in chat_pb2.SamplingParameters.DESCRIPTOR.fields
     if not field.is_repeated and field.type != FieldDescriptor.TYPE_BOOL
 }
+# A path of a picture in a prompt, such as one that was dropped on the terminal: in quotes, or with escaped spaces.
+PICTURE_PATH = re.compile(
+    r"""(?<!\S)(?:(['"])(?P<quoted>(?:~|\.{1,2})?/.+?\.(?:gif|jpe?g|png|webp))\1"""
+    r"""|(?P<bare>(?:~|\.{1,2})?/(?:\\.|[^\s\\'"])*?\.(?:gif|jpe?g|png|webp))(?!\w))""",
+    re.IGNORECASE,
+)
 HELP = f"""\
 /set system TEXT    the system prompt
 /set NAME VALUE     one of {", ".join(NUMBERS)}
@@ -44,7 +51,8 @@ HELP = f"""\
 /clear              forget the conversation
 /bye                end; so does Ctrl-D
 {BLOCK}                 begins and ends a text of several lines
-Ctrl-C              stops an answer"""
+Ctrl-C              stops an answer
+./PICTURE.png       in a prompt: shows the model that picture"""
 
 
 class Chat:
@@ -89,17 +97,19 @@ class Chat:
         """Forgets the conversation."""
         self._messages.clear()
 
-    def whole(self, prompt: str) -> chat_service_pb2.CreateChatCompletionResponse:
-        """Returns the whole answer to a prompt. Raises Problem."""
+    def whole(self, prompt: str, pictures: Sequence[bytes] = ()) -> chat_service_pb2.CreateChatCompletionResponse:
+        """Returns the whole answer to a prompt, with the files of its pictures. Raises Problem."""
         request = chat_service_pb2.CreateChatCompletionRequest(
-            model=self._model, messages=self._with(prompt), sampling=chat_pb2.SamplingParameters(**self.values)
+            model=self._model,
+            messages=self._with(prompt, pictures),
+            sampling=chat_pb2.SamplingParameters(**self.values),
         )
         with readable_errors():
             return self._stub.CreateChatCompletion(request, metadata=by_model(self._model))
 
-    def ask(self, prompt: str) -> Iterator[chat_service_pb2.ChatDelta]:
+    def ask(self, prompt: str, pictures: Sequence[bytes] = ()) -> Iterator[chat_service_pb2.ChatDelta]:
         """Yields the parts of the answer, and keeps it, as far as it has been written. Raises Problem."""
-        messages = self._with(prompt)
+        messages = self._with(prompt, pictures)
         request = chat_service_pb2.StreamChatCompletionRequest(
             model=self._model, messages=messages, sampling=chat_pb2.SamplingParameters(**self.values)
         )
@@ -111,22 +121,19 @@ class Chat:
                     if event.HasField("delta"):
                         parts.append(event.delta.text)
                         yield event.delta
-            self._keep(prompt, parts)
+            self._keep(messages[-1], parts)
         except KeyboardInterrupt:
-            self._keep(prompt, parts)
+            self._keep(messages[-1], parts)
             raise
         finally:
             call.cancel()
 
-    def _with(self, prompt: str) -> list[chat_pb2.ChatMessage]:
+    def _with(self, prompt: str, pictures: Sequence[bytes]) -> list[chat_pb2.ChatMessage]:
         system = [_message(chat_pb2.CHAT_ROLE_SYSTEM, self.system)] if self.system else []
-        return [*system, *self._messages, _message(chat_pb2.CHAT_ROLE_USER, prompt)]
+        return [*system, *self._messages, _message(chat_pb2.CHAT_ROLE_USER, prompt, pictures)]
 
-    def _keep(self, prompt: str, parts: Sequence[str]) -> None:
-        self._messages += [
-            _message(chat_pb2.CHAT_ROLE_USER, prompt),
-            _message(chat_pb2.CHAT_ROLE_ASSISTANT, "".join(parts)),
-        ]
+    def _keep(self, message: chat_pb2.ChatMessage, parts: Sequence[str]) -> None:
+        self._messages += [message, _message(chat_pb2.CHAT_ROLE_ASSISTANT, "".join(parts))]
 
     @staticmethod
     def _known(name: str) -> None:
@@ -134,36 +141,70 @@ class Chat:
             raise Problem(f"{name} is none of system, {', '.join(NUMBERS)}")
 
 
-def _message(role: chat_pb2.ChatRole.ValueType, text: str) -> chat_pb2.ChatMessage:
-    return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
+def _message(role: chat_pb2.ChatRole.ValueType, text: str, pictures: Sequence[bytes] = ()) -> chat_pb2.ChatMessage:
+    parts = [chat_pb2.ContentPart(image=chat_pb2.ImagePart(data=data)) for data in pictures]
+    return chat_pb2.ChatMessage(role=role, content=[*parts, *([chat_pb2.ContentPart(text=text)] if text else [])])
 
 
-def answer(chat: Chat, prompt: str, *, as_json: bool) -> None:
+def read_picture(path: Path) -> bytes:
+    """Returns a picture's file. Raises Problem if it cannot be read."""
+    try:
+        if data := path.expanduser().read_bytes():
+            return data
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
+        raise Problem(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    raise Problem(f"{path} is empty")
+
+
+def split_prompt(prompt: str) -> tuple[str, list[Path]]:
+    """Splits a prompt into its text and the paths of existing pictures in it."""
+    paths: list[Path] = []
+
+    def take(found: re.Match[str]) -> str:
+        path = Path(found["quoted"] or re.sub(r"\\(.)", r"\1", found["bare"]))
+        with suppress(OSError, RuntimeError):
+            if path.expanduser().is_file():
+                paths.append(path)
+                return ""
+        return found[0]
+
+    return PICTURE_PATH.sub(take, prompt).strip(), paths
+
+
+def answer(chat: Chat, prompt: str, pictures: Sequence[bytes] = (), *, as_json: bool) -> None:
     """Prints the answer to one prompt. Raises Problem."""
     if as_json:
-        print_document(document(chat.whole(prompt)))
+        print_document(document(chat.whole(prompt, pictures)))
     elif sys.stdout.isatty():
-        _draw(chat, prompt, Console(highlight=False))
+        _draw(chat, prompt, pictures, Console(highlight=False))
     else:
-        for delta in chat.ask(prompt):
+        for delta in chat.ask(prompt, pictures):
             sys.stdout.write(delta.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
 
 
-def converse(chat: Chat, home: Path) -> None:
-    """Asks for prompts and prints the answers until /bye or Ctrl-D. The history of prompts is kept in `home`."""
+def converse(chat: Chat, home: Path, pictures: Sequence[bytes] = ()) -> None:
+    """Asks for prompts and prints the answers until /bye or Ctrl-D. The first prompt has the pictures.
+
+    The history of prompts is kept in `home`.
+    """
     console = Console(highlight=False)
     console.print("Ask something. /? shows the commands, Ctrl-D ends.", style="dim")
     with _history(home / HISTORY_NAME):
         while (prompt := _read()) is not None:
             try:
-                if prompt.startswith("/"):
+                text, paths = split_prompt(prompt)
+                if text.startswith("/") and not paths:
                     if not _command(chat, prompt, console):
                         return
                 elif prompt.strip():
-                    _draw(chat, prompt, console)
+                    for path in paths:
+                        console.print(Text(f"with the picture {path}"), style="dim")
+                    _draw(chat, text, [*pictures, *map(read_picture, paths)], console)
+                    pictures = ()
             except KeyboardInterrupt:
+                pictures = ()  # they are in the conversation
                 console.print("stopped", style="dim")
             except Problem as problem:
                 console.print(Text(f"allm: {problem}"), style="red")
@@ -211,12 +252,12 @@ def _command(chat: Chat, line: str, console: Console) -> bool:
     return True
 
 
-def _draw(chat: Chat, prompt: str, console: Console) -> None:
+def _draw(chat: Chat, prompt: str, pictures: Sequence[bytes], console: Console) -> None:
     """Draws an answer while it is written. Raises Problem, and KeyboardInterrupt after what has been written."""
     thoughts = text = ""
     try:
         with Live(Spinner("dots"), console=console, transient=True, refresh_per_second=8) as live:
-            for delta in chat.ask(prompt):
+            for delta in chat.ask(prompt, pictures):
                 thoughts += delta.reasoning.translate(UNSAFE)
                 text += delta.text.translate(UNSAFE)
                 if text and thoughts:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.run import finished
+from services.cli.run import finished, split_prompt
 from tests.stack import MODEL, Stack, environment
 
 SECONDS = 120.0
@@ -58,6 +58,7 @@ def test_a_system_prompt_is_used(stack: Stack) -> None:
     [
         (("no/such", CAPITAL), "The model `no/such` does not exist;"),
         ((MODEL,), "there is no prompt"),
+        ((MODEL, CAPITAL, "--image", "no/such.png"), "no/such.png cannot be read: No such file or directory"),
         ((MODEL, CAPITAL, "--set", "temperature"), "--set temperature must be NAME=VALUE"),
         ((MODEL, CAPITAL, "--set", "colour=1"), "colour is none of system, temperature"),
         ((MODEL, CAPITAL, "--set", "seed=0.5"), "seed must be an integer, not 0.5"),
@@ -159,3 +160,18 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(stack: Stack, tmp_path:
 )
 def test_finished_paragraphs_and_code_blocks(text: str, done: str) -> None:
     assert text[: finished(text)] == done
+
+
+def test_paths_of_existing_pictures_are_taken_from_a_prompt(tmp_path: Path) -> None:
+    plain, spaced = tmp_path / "a.PNG", tmp_path / "my shape.jpg"
+    for path in (plain, spaced):
+        path.touch()
+    escaped = str(spaced).replace(" ", "\\ ")
+    for prompt, text, paths in (
+        (f"{plain} {escaped} Are they alike?", "Are they alike?", [plain, spaced]),
+        (f"What is in '{spaced}'?", "What is in ?", [spaced]),
+        (f"What is {tmp_path}/missing.png?", f"What is {tmp_path}/missing.png?", []),
+        ("Is a.png/b in docs/a.PNG?", "Is a.png/b in docs/a.PNG?", []),
+        ("/set system /tmp", "/set system /tmp", []),
+    ):
+        assert split_prompt(prompt) == (text, paths)
