@@ -27,6 +27,7 @@ class Scenario:
     batch_tokens: int = 2048  # most tokens computed in one step
     threads: int = 0  # 0: one for each core that this process may use
     context_tokens: int = CONTEXT_TOKENS  # of each client
+    projector: Path | None = None  # beside `gguf`, for pictures
 
     @property
     def total_tokens(self) -> int:
@@ -62,6 +63,7 @@ def llama_server(binary: Path, setting: Setting, scenario: Scenario) -> Launch:
     port = free_port()
     arguments = [str(binary), "--model", str(scenario.gguf), "--alias", "bench", "--host", "127.0.0.1", "--no-ui"]
     arguments += ["--port", str(port), "--parallel", str(scenario.concurrency), "-c", str(scenario.total_tokens)]
+    arguments += ["--mmproj", str(scenario.projector)] if scenario.projector else []
     arguments += ["-b", str(scenario.batch_tokens), "-t", str(scenario.compute_threads), *setting.arguments]
     return Launch("llama-server", arguments, port, "/health", BUILD_DIR / "logs" / "llama-server.log")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,11 +28,13 @@ from bench.chat import Answer
 from bench.connection import Address, Connection
 from bench.level import Level, LevelResult, summarise
 from bench.noise import NoiseMeter
-from bench.prompts import OUTPUT_TOKENS, PromptSet, messages
+from bench.prompts import OUTPUT_TOKENS, PromptSet
+from bench.prompts import messages as words
 
 CONCURRENCIES = (1, 8, 32)
 _REQUESTS = {1: 8, 8: 32, 32: 96}
 _QUICK_REQUESTS = {1: 3, 8: 16, 32: 32}
+Messages = Callable[[PromptSet, str], list[dict[str, Any]]]  # makes a chat of a set from a seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Target:
     timeout_seconds: float = 300.0  # of one request
     keep_alive: bool = False  # one connection for each client instead of one for each request
     seed: str = "0"  # decides the prompts
+    messages: Messages = words
     # Makes the server continue past the model's end token; OpenAI's API has no field for this.
     endless: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
     says_done: bool = True  # it ends its streams with [DONE]
@@ -63,7 +66,7 @@ def request_body(target: Target, prompt_set: PromptSet, seed: str) -> bytes:
     return msgspec.json.encode(
         {
             "model": target.model,
-            "messages": messages(prompt_set, seed),
+            "messages": target.messages(prompt_set, seed),
             "max_tokens": target.output_tokens,
             "temperature": 0,
             "stream": True,

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from bench.level import Level, LevelResult
-from bench.load import Target, measure
+from bench.load import Messages, Target, measure
 from bench.noise import NoiseMeter
 from bench.process import Launch, running
 from bench.prompts import PromptSet
+from bench.prompts import messages as words
 
 _NOISY_PERCENT = 3.0  # of all cores, stolen or used by others: more than this affects the figures
 _PATIENCE_SECONDS = 120.0
@@ -40,13 +41,13 @@ class Turn:
         return self.result.noise.steal_percent + self.result.noise.other_percent
 
 
-def take(launch: Callable[[], Launch], level: Level, seed: str) -> Turn:
+def take(launch: Callable[[], Launch], level: Level, seed: str, messages: Messages = words) -> Turn:
     """Measures a level against a freshly started server, up to three times; the least disturbed attempt counts."""
     turns: list[Turn] = []
     while len(turns) < _ATTEMPTS and not (turns and turns[-1].disturbance <= _NOISY_PERCENT):
         with machine_alone(), running(launch()) as server:
             idle = server.idle_percent()
-            target = Target(server.url, server.model, pid=server.pid, seed=seed)
+            target = Target(server.url, server.model, pid=server.pid, seed=seed, messages=messages)
             measure(target, [Level(PromptSet.UNIQUE, 1, requests=1, warmup=0)])  # loads the model
             loaded = server.memory()
             (result,) = measure(target, [level])
