@@ -326,6 +326,7 @@ def test_a_chat_begins_with_the_best_model(chat: Open, scripted: Scripted) -> No
         model_pb2.Model(id="c-12b-base", state=ready),
         model_pb2.Model(id="d-70b-instruct", state=ready, runtime="llama_cpp", benchmarks=[slow]),
         model_pb2.Model(id="e-400b", state=model_pb2.MODEL_STATE_DOWNLOADING),
+        model_pb2.Model(id="a-8b-instruct-vision", state=ready, capabilities=["vision"]),
     ]
     page = chat()
     chosen = "document.querySelector('.picker select').value"

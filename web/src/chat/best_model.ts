@@ -4,6 +4,7 @@ import type { Model } from "../../generated/allm/models/v1/model_pb";
 
 const SLOW = 4; // tokens per second, below the speed of reading
 const BYTES_PER_PARAMETER = 1.2; // between 4-bit and 16-bit weights
+const TEXT_SHARE = 0.5; // of the parameters of a model that sees, roughly: at an equal size, models for text alone answer better
 const UNITS: Record<string, number> = { m: 1e6, b: 1e9 };
 
 /** The model that probably answers best; undefined if there is none. */
@@ -19,9 +20,10 @@ function rank(model: Model): number {
   return Math.log10(parameters(model)) - (base ? 200 : 0) - (slow ? 100 : 0);
 }
 
-/** The number of parameters by the model's name, such as `8x7b` or `135m`, or else by its size. */
-function parameters({ id, source, sizeBytes }: Model): number {
+/** The number of parameters for text, by the model's name, such as `8x7b` or `135m`, or else by its size. */
+function parameters({ id, source, sizeBytes, capabilities }: Model): number {
+  const share = capabilities.includes("vision") ? TEXT_SHARE : 1;
   const match = /(?:^|[^a-z0-9])(?:(\d+)x)?(\d+(?:\.\d+)?)([mb])(?![a-z0-9])/i.exec(`${id} ${source}`);
-  if (!match) return Math.max(1, Number(sizeBytes) / BYTES_PER_PARAMETER);
-  return Number(match[1] ?? 1) * Number(match[2]) * UNITS[match[3]!.toLowerCase()]!;
+  if (!match) return Math.max(1, (share * Number(sizeBytes)) / BYTES_PER_PARAMETER);
+  return share * Number(match[1] ?? 1) * Number(match[2]) * UNITS[match[3]!.toLowerCase()]!;
 }
