@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bench import audio, embeddings, image, speculation, vision
+from bench import audio, embeddings, image, speculation
 from bench.comparison import rows
 from bench.contender import Scenario, allm
 from bench.llama_server import build
@@ -86,7 +86,6 @@ def start(_: int, console: Console) -> list[Row]:
 PARTS: dict[str, Callable[[int, Console], list[Row]]] = {
     "text": text,
     "speculation": speculated,
-    "vision": vision.beside_llama_server,
     "path": path,
     "embeddings": lambda rounds, _: embeddings.beside_transformers(rounds, cores()),
     "speech": lambda rounds, _: audio.beside_libraries(rounds, cores()),

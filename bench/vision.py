@@ -1,7 +1,8 @@
 """Chats with a picture beside llama-server with the same two files, the text model and its projector.
 
-    python -m bench.vision [--rounds 3] [--clients 8]
+    python -m bench.vision MODEL.gguf MMPROJ.gguf [--rounds 3] [--clients 8]
 
+Both files are alone in one folder.
 Every request has another drawing and other words, so that no cache answers for the model: its file is decoded, the
 picture encoded, and the prompt computed. allm runs as installed, and decodes in a confined process.
 """
@@ -12,6 +13,7 @@ import base64
 import io
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Annotated, Any
@@ -27,7 +29,6 @@ from bench.prompts import PromptSet
 from bench.prompts import messages as words
 from bench.row import Row, counted, table
 from bench.turn import Turn, take
-from bench.weights import seeing_gguf
 
 CLIENTS = (1, 8)
 SIDE = 256  # pixels of a picture
@@ -57,9 +58,11 @@ def _colour(random: Random) -> tuple[int, ...]:
     return tuple(random.randrange(256) for _ in range(3))
 
 
-def beside_llama_server(rounds: int, console: Console, clients: Sequence[int] = CLIENTS) -> list[Row]:
+def beside_llama_server(
+    text: Path, projector: Path, rounds: int, clients: Sequence[int], console: Console
+) -> list[Row]:
     """Measures both servers in turn; returns the speed and the time to the first token of each number of clients."""
-    binary, (text, projector) = build(console), seeing_gguf()
+    binary = build(console)
     found = []
     for count in clients:
         scenario = Scenario(text, count, projector=projector)
@@ -94,12 +97,14 @@ def _rows(case: str, ours: Sequence[Turn], theirs: Sequence[Turn]) -> list[Row]:
 
 
 def main(
+    text: Annotated[Path, typer.Argument(help="The text model as GGUF.")],
+    projector: Annotated[Path, typer.Argument(help="Its projector, in the same folder.")],
     rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured.")] = 3,
     clients: Annotated[list[int] | None, typer.Option(help="Numbers of clients; may be repeated.")] = None,
 ) -> None:
     """Measures both servers in turn and prints the medians of the rounds."""
     console = Console()
-    rows = beside_llama_server(rounds, console, clients or CLIENTS)
+    rows = beside_llama_server(text, projector, rounds, clients or CLIENTS, console)
     console.print(table(rows), markup=False, highlight=False, soft_wrap=True)
 
 

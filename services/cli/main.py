@@ -146,7 +146,7 @@ def run_model(
     * `allm run smollm2-135m-instruct` begins a conversation; `/?` shows its commands
     * `allm run smollm2-135m-instruct "What is the capital of France?"`
     * `git diff | allm run MODEL "Describe this change"` puts what comes through the pipe after the prompt
-    * `allm run shapes-vlm --image drawing.png "What color is the circle?"`
+    * `allm run qwen2.5-vl --image drawing.png "What color is the circle?"`
 
     In a conversation, a path such as `./drawing.png` in a prompt also shows the model that picture.
     For the arrow keys, the prompts of conversations are kept in `ALLM_HOME/history`, which only you can read.

@@ -39,7 +39,6 @@ PRINTED = {
     "/v1/chat/completions": "The capital of France is Paris.",
     "/v1/audio/transcriptions": '"text":',
     "/v1/images/generations": '"url":',
-    "allm run shapes-vlm": "star",
     "allm run smollm2-135m-instruct": "The capital of France is Paris.",
     "allm pull": "qwen3-0.6b is ready",
     "from openai import": "Hello",
