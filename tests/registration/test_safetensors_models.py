@@ -301,7 +301,7 @@ def test_a_sharded_model_answers_as_the_whole_one(
     operator: Operator, folder: Path, gpt_oss_folder: Path, gpt_oss: str
 ) -> None:
     shard(folder / "sharded", gpt_oss_folder)
-    operator.taken("m", folder / "sharded", "safetensors")
+    operator.taken("m", folder / "sharded", "safetensors", engine={"dtype": "float32"})  # as gpt_oss
     operator.until_state("m", "ready")
     asked = {"logprobs": True, "max_tokens": 4}
     ours, theirs = (operator.chat(model, **asked).json["choices"][0] for model in ("m", gpt_oss))
