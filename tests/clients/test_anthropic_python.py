@@ -210,7 +210,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         ({"extra_body": {"temperature": 3}}, anthropic.BadRequestError, "'temperature' must be 0 to 2"),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "'stop_sequences'"),
         ({"messages": []}, anthropic.BadRequestError, "'messages' is empty"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, anthropic.BadRequestError, "images are not supported"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, anthropic.BadRequestError, "does not see pictures"),
         ({"messages": [*hello(), {"role": "assistant", "content": "It"}]}, anthropic.BadRequestError, "prefill"),
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "'tools' is empty"),
         ({"tools": [{"name": "no spaces", "input_schema": CITY}]}, anthropic.BadRequestError, "tools[0]"),

@@ -186,11 +186,12 @@ def test_a_call_is_streamed(stack: Stack, client: openai.OpenAI) -> None:
     assert json.loads(final.output[0].arguments)["city"] in ("Paris", "Rome")
 
 
-def test_an_image_is_refused_with_its_place(client: openai.OpenAI) -> None:
-    content = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": "data:,"}]
-    with pytest.raises(openai.BadRequestError, match="input_image") as raised:
+def test_an_image_is_refused_with_its_place_by_a_model_that_does_not_see(client: openai.OpenAI) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    content = [{"type": "input_text", "text": "What is this?"}, image]
+    with pytest.raises(openai.BadRequestError, match="does not see pictures") as raised:
         ask(client, [{"role": "user", "content": content}])
-    assert raised.value.param == "input[0].content[1]"
+    assert raised.value.param == "input[0].content[1].image_url"
 
 
 def test_turns(client: openai.OpenAI) -> None:
