@@ -10,7 +10,7 @@ import { begin, change, conversations, followTabs, putTurn, saveNow } from "./co
 import { endLostAnswers } from "./lost_answers";
 import { requestFor } from "./request";
 import { change as changeSettings, settings } from "./settings";
-import { isPicture, isRunning, leafAfter, pathTo, stopped, titleOf, withTurn, type Answer, type AttachedFile, type Conversation, type Message, type Turn } from "./tree";
+import { filesOf, isPicture, isRunning, leafAfter, pathTo, stopped, titleOf, withTurn, type Answer, type AttachedFile, type Conversation, type Message, type Turn } from "./tree";
 
 const FLUSH_MS = 40; // tokens may arrive faster than a page can be drawn
 const SAVE_MS = 1000;
@@ -111,8 +111,7 @@ async function answer(id: string, parent: string | null, model: string): Promise
 }
 
 function pictureBytes(path: readonly Turn[]): number {
-  const files = path.flatMap((turn) => (turn.role === "user" ? turn.files : []));
-  return files.reduce((sum, file) => sum + (isPicture(file) ? file.url.length : 0), 0);
+  return filesOf(path).reduce((sum, file) => sum + (isPicture(file) ? file.url.length : 0), 0);
 }
 
 function after(now: Answer, { event }: StreamChatCompletionResponse): Answer {

@@ -10,7 +10,7 @@ import { isPictureType, readAttached } from "./attachments";
 import { draft, tooLong } from "./draft";
 import { MESSAGE } from "./focus";
 import { isWrong, settings } from "./settings";
-import { isPicture, isRunning, pathTo, type AttachedFile, type Conversation, type Turn } from "./tree";
+import { filesOf, isPicture, isRunning, pathTo, type AttachedFile, type Conversation, type Turn } from "./tree";
 
 const ATTACH = "attach";
 
@@ -78,7 +78,7 @@ export function Composer({ conversation, model }: { conversation: Conversation |
 
 /** Why the model cannot see the pictures of the path and the draft; empty if it can, or if there are none. */
 function unseen(model: Model, path: readonly Turn[], files: readonly AttachedFile[]): string {
-  const all = [...files, ...path.flatMap((turn) => (turn.role === "user" ? turn.files : []))];
+  const all = [...files, ...filesOf(path)];
   if (model.capabilities.includes("vision") || !all.some(isPicture)) return "";
   const able = having("vision", Modality.TEXT).filter(serves).map(({ id }) => id);
   return `${model.id} takes no pictures. ${able.length ? `Choose a model that does: ${able.join(", ")}.` : "No model that does is ready."}`;

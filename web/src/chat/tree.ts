@@ -76,6 +76,11 @@ export function isPicture(file: AttachedFile): file is PictureFile {
   return "url" in file;
 }
 
+/** The files of all messages among these turns. */
+export function filesOf(turns: readonly Turn[]): AttachedFile[] {
+  return turns.flatMap((turn) => (turn.role === "user" ? turn.files : []));
+}
+
 /** The turns from the first to the one with this id. */
 export function pathTo({ turns }: Conversation, id: string | null): Turn[] {
   const byId = new Map(turns.map((turn) => [turn.id, turn]));
