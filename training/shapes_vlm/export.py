@@ -1,4 +1,4 @@
-"""The trained parts as a GGUF file that libmtmd reads (an mmproj). The installation makes safetensors of it."""
+"""The trained parts as a GGUF file that libmtmd reads (an mmproj). `joining` makes safetensors of it."""
 
 from __future__ import annotations
 

@@ -3,12 +3,11 @@
     python -m services.models.demo.conversion requantize SOURCE TARGET bf16|f16|f32
     python -m services.models.demo.conversion dequantize SOURCE SHA256 FOLDER
     python -m services.models.demo.conversion adapt SOURCE ADAPTER FOLDER
-    python -m services.models.demo.conversion join SOURCE PROJECTOR FOLDER
 
 The first writes a GGUF file in another precision, the second safetensors in bf16, the third the reranker that
-`training/rerank` has made of MiniLM, the fourth a LLaVA model of the second's result and the mmproj GGUF of
-`training/shapes_vlm`. The second accepts only the demo file: transformers could convert it too, but needs one more
-package, takes half a minute, and loses the tokenizer's rule that splits numbers into digits.
+`training/rerank` has made of MiniLM. The second accepts only the demo
+file: transformers could convert it too, but needs one more package, takes half a minute, and loses the tokenizer's rule
+that splits numbers into digits.
 """
 
 from __future__ import annotations
@@ -37,26 +36,6 @@ LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-# Of a vision tower: libmtmd's names and LLaVA's.
-TOWER = "vision_tower.vision_model"
-TOWER_TENSORS = {
-    "v.patch_embd": f"{TOWER}.embeddings.patch_embedding",
-    "v.position_embd": f"{TOWER}.embeddings.position_embedding",
-    "mm.0": "multi_modal_projector.linear_1",
-    "mm.2": "multi_modal_projector.linear_2",
-}
-TOWER_LAYER_TENSORS = {
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
-IMAGE_TOKEN, IMAGE_TOKEN_ID = "<empty_output>", 16
 
 
 def requantize(source: str, target: str, precision: str) -> None:
@@ -232,124 +211,17 @@ def adapt(source: Path, adapter: Path, folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def join(source: Path, projector: Path, folder: Path) -> None:
-    """Creates `folder` with the LLaVA model of a text model's folder and a SigLIP tower with its projector in GGUF.
-
-    Raises OSError or KeyError for files that do not belong together.
-    """
-    import gguf  # noqa: PLC0415 (heavy, with numpy: only where it is used)
-    import torch  # noqa: PLC0415
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
-
-    reader = gguf.GGUFReader(projector)
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
-    text = load_file(source / "model.safetensors")
-    weights = {f"language_model.{name}": tensor for name, tensor in text.items()}
-    for tensor in reader.tensors:
-        shape = tuple(reversed(tensor.shape.tolist()))
-        weights[_tower_name(tensor.name)] = torch.tensor(tensor.data).reshape(shape).to(torch.bfloat16)
-    width = metadata["clip.vision.embedding_length"]
-    # Never computed, because LLaVA reads the tower before its last layer; but transformers expects it.
-    weights[f"{TOWER}.post_layernorm.weight"] = torch.ones(width, dtype=torch.bfloat16)
-    weights[f"{TOWER}.post_layernorm.bias"] = torch.zeros(width, dtype=torch.bfloat16)
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        for name in ("generation_config.json", "tokenizer.json"):
-            shutil.copyfile(source / name, partial / name)
-        _write_processor(metadata, source, partial)
-        _write_llava_config(metadata, source, partial)
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _tower_name(name: str) -> str:
-    """Maps libmtmd's name of a tensor to LLaVA's."""
-    stem, _, kind = name.rpartition(".")
-    if stem in TOWER_TENSORS:
-        return f"{TOWER_TENSORS[stem]}.{kind}"
-    _, _, number, part = stem.split(".")
-    return f"{TOWER}.encoder.layers.{number}.{TOWER_LAYER_TENSORS[part]}.{kind}"
-
-
-def _write_llava_config(metadata: dict[str, Any], source: Path, folder: Path) -> None:
-    side, patch = metadata["clip.vision.image_size"], metadata["clip.vision.patch_size"]
-    vision = {
-        "model_type": "siglip_vision_model",
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": metadata["clip.vision.embedding_length"],
-        "image_size": side,
-        "intermediate_size": metadata["clip.vision.feed_forward_length"],
-        "layer_norm_eps": round(metadata["clip.vision.attention.layer_norm_epsilon"], 9),
-        "num_attention_heads": metadata["clip.vision.attention.head_count"],
-        "num_hidden_layers": metadata["clip.vision.block_count"],
-        "patch_size": patch,
-        "vision_use_head": False,
-    }
-    text = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config = {
-        "architectures": ["LlavaForConditionalGeneration"],
-        "model_type": "llava",
-        "image_seq_length": (side // patch) ** 2,
-        "image_token_index": IMAGE_TOKEN_ID,
-        "multimodal_projector_bias": True,
-        "projector_hidden_act": "gelu",
-        "text_config": text,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "vision_config": vision,
-        "vision_feature_layer": -2,
-        "vision_feature_select_strategy": "full",  # SigLIP has no class token
-    }
-    _write_json(folder / "config.json", config)
-
-
-def _write_processor(metadata: dict[str, Any], source: Path, folder: Path) -> None:
-    """Writes the settings with which transformers prepares pictures as libmtmd does, and the picture's token."""
-    side = metadata["clip.vision.image_size"]
-    pictures = {
-        "image_processor_type": "LlavaImageProcessor",
-        "crop_size": {"height": side, "width": side},
-        "do_center_crop": True,
-        "do_convert_rgb": True,
-        "do_normalize": True,
-        "do_pad": True,  # to a square, in the mean colour
-        "do_rescale": True,
-        "do_resize": True,
-        "image_mean": [round(value, 8) for value in metadata["clip.vision.image_mean"]],
-        "image_std": [round(value, 8) for value in metadata["clip.vision.image_std"]],
-        "resample": 3,
-        "rescale_factor": 1 / 255,
-        "size": {"shortest_edge": side},
-    }
-    _write_json(folder / "preprocessor_config.json", pictures)
-    processor = {
-        "processor_class": "LlavaProcessor",
-        "image_token": IMAGE_TOKEN,
-        "num_additional_image_tokens": 0,
-        "patch_size": metadata["clip.vision.patch_size"],
-        "vision_feature_select_strategy": "full",
-    }
-    _write_json(folder / "processor_config.json", processor)
-    tokenizer = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write_json(folder / "tokenizer_config.json", {**tokenizer, "extra_special_tokens": {"image_token": IMAGE_TOKEN}})
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Runs one of the four conversions."""
+    """Runs one of the three conversions."""
     kind, source, second, third = sys.argv[1:]
     if kind == "requantize":
         requantize(source, second, third)
     elif kind == "adapt":
         adapt(Path(source), Path(second), Path(third))
-    elif kind == "join":
-        join(Path(source), Path(second), Path(third))
     else:
         dequantize(Path(source), second, Path(third))
 
