@@ -11,6 +11,7 @@ upper bound of what batching can give.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated
@@ -82,14 +83,19 @@ class Rounds:
         return timing
 
 
+def measured(plan: Plan, levels: Sequence[int], rounds: int, *, quick: bool) -> Rounds:
+    """Runs all rounds at these numbers of clients."""
+    with Rounds(plan, max(levels), quick=quick) as turns:
+        for number in range(rounds):
+            for clients in levels:
+                turns.take(number, clients)
+    return turns
+
+
 def beside_pipeline(rounds: int, threads: int) -> list[Row]:
     """Measures all numbers of clients beside the pipeline, alone and with all prompts in one call."""
     plan = Plan(threads=threads, steps=20, guidance=2.5)
-    with Rounds(plan, max(CONCURRENCIES), quick=True) as turns:
-        for number in range(rounds):
-            for clients in CONCURRENCIES:
-                turns.take(number, clients)
-    return rows(turns.entries)
+    return rows(measured(plan, CONCURRENCIES, rounds, quick=True).entries)
 
 
 def main(
@@ -102,10 +108,7 @@ def main(
     """Measures allm and the pipeline, and writes a table and the raw figures to bench/results."""
     levels = sorted(concurrency or CONCURRENCIES)
     plan = Plan(threads=threads, steps=steps, guidance=2.5)
-    with Rounds(plan, max(levels), quick=quick) as turns:
-        for number in range(1 if quick else rounds):
-            for clients in levels:
-                turns.take(number, clients)
+    turns = measured(plan, levels, 1 if quick else rounds, quick=quick)
     text = markdown(turns.entries, plan, turns.differences)
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if quick:

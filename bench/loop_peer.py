@@ -9,7 +9,6 @@ median over the rounds of allm's texts per second by the peer's: the bar is 1.0.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -28,7 +27,7 @@ from bench.contender import BUILD_DIR
 from bench.library_process import library_process
 from bench.process import Launch, free_port, running
 from bench.row import Row, counted
-from services.worker.process import worker_environ
+from services.worker.process import available_cores, worker_environ
 
 SECONDS = 300.0
 WORDS = (10, 60)  # of a text
@@ -98,14 +97,9 @@ def main(compare: Callable[[int, int], list[Row]]) -> None:
     """Compares with the rounds and threads of the command line."""
     parser = argparse.ArgumentParser(description="Compares an endpoint with transformers' own loop.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--threads", type=int, default=available_cores())
     given = parser.parse_args()
     compare(given.rounds, given.threads)
-
-
-def cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def compare(

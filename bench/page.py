@@ -27,13 +27,13 @@ from bench.comparison import rows
 from bench.contender import Scenario, allm
 from bench.llama_server import build
 from bench.load import CONCURRENCIES, level_of
-from bench.loop_peer import cores
 from bench.prompts import PromptSet
 from bench.results_folder import save
 from bench.row import Row, table
 from bench.run import Plan, compared, machine
 from bench.turn import machine_alone, take
 from bench.weights import Precision, gguf
+from services.worker.process import available_cores
 
 ROOT = Path(__file__).parents[1]
 BEFORE_PATH_MS = 2.0  # that the path added to a token before it was shortened
@@ -87,9 +87,9 @@ PARTS: dict[str, Callable[[int, Console], list[Row]]] = {
     "text": text,
     "speculation": speculated,
     "path": path,
-    "embeddings": lambda rounds, _: embeddings.beside_transformers(rounds, cores()),
-    "speech": lambda rounds, _: audio.beside_libraries(rounds, cores()),
-    "pictures": lambda rounds, _: image.beside_pipeline(rounds, cores()),
+    "embeddings": lambda rounds, _: embeddings.beside_transformers(rounds, available_cores()),
+    "speech": lambda rounds, _: audio.beside_libraries(rounds, available_cores()),
+    "pictures": lambda rounds, _: image.beside_pipeline(rounds, available_cores()),
     "start": start,
 }
 
