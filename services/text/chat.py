@@ -143,13 +143,15 @@ class Chat:
 
     @asynccontextmanager
     async def _seen(self, model: LoadedTextModel, request: ChatRequest) -> AsyncIterator[tuple[Pixels, ...]]:
-        """Yields the pictures of a request. Raises as `PictureInputs.pixels`, and Unsupported if the model is blind."""
-        pictures = [picture for message in request.messages for picture in message.pictures]
+        """Yields the pictures of a request. Raises Unsupported for a model that does not see, or as
+        `PictureInputs.pixels`.
+        """
+        pictures = request.pictures
         if not pictures:
             yield ()
             return
         if not model.ready.sees:
-            raise _blind(request, pictures[0])
+            raise _blind(request)
         async with self._pictures.pixels([await decoded(picture) for picture in pictures]) as pixels:
             count = sum(each.width * each.height for each in pixels) * request.choices
             if count > MAX_REQUEST_PIXELS:  # each choice is a request to the worker
@@ -160,13 +162,14 @@ class Chat:
 
 def check_sight(stored: StoredModel, request: ChatRequest) -> None:
     """Raises Unsupported if a request has pictures and its model does not see. Loads no model."""
-    for picture in (picture for message in request.messages for picture in message.pictures):
-        if stored.serving and "vision" not in stored.serving.descriptor.capabilities:
-            raise _blind(request, picture)
+    if request.pictures and stored.serving and "vision" not in stored.serving.descriptor.capabilities:
+        raise _blind(request)
 
 
-def _blind(request: ChatRequest, picture: Picture) -> Unsupported:
-    return Unsupported(f"'{picture.param}': {request.model} does not see pictures.", param=picture.param)
+def _blind(request: ChatRequest) -> Unsupported:
+    """Returns the error for a request with pictures, named by the first, and a model that does not see."""
+    param = request.pictures[0].param
+    return Unsupported(f"'{param}': {request.model} does not see pictures.", param=param)
 
 
 def _mark(pixels: Sequence[Pixels]) -> str:

@@ -115,6 +115,11 @@ class ChatRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, such as enable_thinking
 
     @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The pictures of all messages, in order."""
+        return tuple(picture for message in self.messages for picture in message.pictures)
+
+    @property
     def callable_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may call."""
         if self.tool_choice.mode == "none":

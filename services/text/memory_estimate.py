@@ -63,6 +63,7 @@ from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import MOST_PICTURE_BYTES, kept_states
 from services.text.engine.runtimes.vllm.arguments import MOST_SCORED_TOKENS, cache_blocks
 from services.text.engine.token_budget import MOST_SCORED, step_tokens
+from services.text.picture_inputs import SIDES
 from services.worker.processor import has_bfloat16
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ _USABLE = share_of("a GPU", 0.9)  # of a GPU's memory, as installed
 _OTHERS = 480 * MIB  # of a GPU: what its driver takes
 
 _PATCH = 14  # pixels, of encoders that do not state it
-_MOST_PIXELS = 2048 * 2048  # of a picture for encoders without a fixed size (services/text/picture_inputs.py)
+_MOST_PIXELS = SIDES["high"] ** 2  # of a picture for encoders without a fixed size
 _TILES = {"idefics3": 17, "llava_next": 5, "smolvlm": 17}  # of a picture, by architecture; 1 for others
 _PIXEL_BYTES = 3 * (1 + 4 + 4 + 8)  # of three colours, in bytes and as numbers
 # Values that published configurations of models that see leave out, because they are transformers' defaults.

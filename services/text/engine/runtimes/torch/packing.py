@@ -1,4 +1,4 @@
-"""Packing of a step's spans into one row of tokens, as tensors."""
+"""Packing of a step's spans into one row of tokens and embeddings, as tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,28 @@ from torch import Tensor
 from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import TokenSpan
 from services.text.engine.runtimes.torch.attention import Chunk, Decode, Gather, Plan
-from services.text.engine.runtimes.torch.embeddings import Embeddings
+
+
+@dataclass(slots=True)
+class Embeddings:
+    """The embeddings of successive tokens of a picture's part."""
+
+    rows: Tensor  # [tokens, width]
+    places: Tensor | None = None  # int64 [3, tokens]: rotary positions from the part's start; None: as in text
+    layers: Tensor | None = None  # [layers, tokens, width], to add to the outputs of the first layers
+    first: int = 0  # number of the part's tokens before these
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, tokens: slice) -> Embeddings:
+        """Returns the embeddings of some of the tokens."""
+        return Embeddings(
+            self.rows[tokens],
+            None if self.places is None else self.places[:, tokens],
+            None if self.layers is None else self.layers[:, tokens],
+            self.first + (tokens.start or 0),
+        )
 
 
 @dataclass(slots=True)

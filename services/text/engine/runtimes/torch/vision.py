@@ -21,7 +21,7 @@ from transformers.image_processing_backends import PilBackend
 
 from services.text.engine.messages import Pixels
 from services.text.engine.runtime import MOST_PICTURE_BYTES, PicturePart, picture_token
-from services.text.engine.runtimes.torch.embeddings import Embeddings
+from services.text.engine.runtimes.torch.packing import Embeddings
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, read_json
 from services.worker.messages import EngineError, error_line
 
@@ -77,7 +77,7 @@ Pieces = Iterator[View | str | int]
 
 
 class Vision:
-    """How a family of models sees: the base of the families' classes."""
+    """Scales and encodes pictures for a family of models. The base class of the families."""
 
     whole: ClassVar[bool] = False  # whether a token of a part sees all others of the part
     processors: ClassVar[tuple[Any, ...]]  # transformers' image processors that it is published with; first: the usual

@@ -18,7 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from services.text.engine.runtimes.torch.embeddings import Embeddings
+from services.text.engine.runtimes.torch.packing import Embeddings
 from services.text.engine.runtimes.torch.vision import LONGEST_PADDED, Pieces, View, Vision
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary
 from services.worker.messages import EngineError
@@ -182,7 +182,7 @@ def check_family(config: PreTrainedConfig) -> None:
 
 
 def vision_of(folder: Path, model: Any, vocabulary: TokenVocabulary) -> Vision | None:
-    """Returns how a loaded model sees; None for a model of text.
+    """Returns the object that scales and encodes pictures for a loaded model; None for a model of text alone.
 
     Raises EngineError MODEL_INVALID or UNSUPPORTED, with the cause named.
     """
